@@ -11,7 +11,7 @@ from untyped import explain, fmha_fwd
 from jitfmha import emulate
 from jitfmha.call import dispatch
 from jitfmha.kernels import compiled, cpu
-from jitfmha.planning.plan import Launch, Plan, Reason, Refusal
+from jitfmha.planning.plan import Contest, Launch, Plan, Reason, Refusal
 from jitfmha.planning.target import CallCache, CpuTarget, Target, cpu_target
 from jitfmha.problem.features import Feature
 from jitfmha.problem.float64_reference import attention
@@ -70,7 +70,7 @@ def test_every_family_is_asked_once_and_sentences_are_made_when_read(monkeypatch
             self.NAME = name
             self.SERVES = problem.features
 
-        def propose(self, problem: Problem, target: Target) -> Plan | Refusal:
+        def propose(self, problem: Problem, target: Target) -> Refusal:
             asked.append(self.NAME)
             return Refusal((Reason("It has no {value}.", value=Value()),))
 
@@ -94,8 +94,8 @@ class _Planned(Plan):
 
     def __init__(self, family: str, plan: Plan, seconds: float | None) -> None:
         self.family, self.kernel, self.source = family, f"kernel of {family}", plan.source
-        self.problem, self.seconds = plan.problem, seconds
-        self._plan = plan
+        self.problem = plan.problem
+        self._plan, self._seconds = plan, seconds
 
     @property
     def is_built(self) -> bool:
@@ -109,6 +109,9 @@ class _Planned(Plan):
 
     def bind(self) -> None:
         self._plan.bind()
+
+    def seconds(self, seqlen_q: int, seqlen_k: int) -> float | None:
+        return self._seconds
 
     def serves(self, sizes: PlainSizes) -> bool:
         return True
@@ -134,14 +137,14 @@ class _Entrant(dispatch.Entrant):
     def SERVES(self) -> frozenset[Feature]:  # noqa: N802
         return cpu.SERVES
 
-    def propose(self, problem: Problem, target: Target) -> Plan | Refusal:
+    def propose(self, problem: Problem, target: Target) -> tuple[Plan, ...] | Refusal:
         self.asked.append((self.name, problem.seqlen_k))
         answer = self.answers[self.name]
         if isinstance(answer, Refusal):
             return answer
-        plan = cpu.propose(problem, target)
-        assert isinstance(plan, Plan)
-        return _Planned(self.name, plan, answer)
+        plans = cpu.propose(problem, target)
+        assert not isinstance(plans, Refusal)
+        return (_Planned(self.name, plans[0], answer),)
 
 
 @pytest.fixture
@@ -159,24 +162,78 @@ def answer_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(
-    ("answers", "asked", "taken"),
+    ("answers", "taken"),
     [
-        ({"first": None, "second": 1e-6}, 1, "first"),
-        ({"first": 3e-6, "second": 1e-6, "third": 2e-6}, 3, "second"),
-        ({"first": 1e-6, "second": 1e-6}, 2, "first"),
-        ({"first": 3e-6, "second": None, "third": 1e-6}, 3, "third"),
-        ({"first": Refusal((Reason("No."),)), "second": 2e-6, "third": None}, 3, "second"),
+        ({"first": None, "second": 1e-6}, "first"),
+        ({"first": 3e-6, "second": 1e-6, "third": 2e-6}, "second"),
+        ({"first": 1e-6, "second": 1e-6}, "first"),
+        ({"first": 3e-6, "second": None, "third": 1e-6}, "third"),
+        ({"first": Refusal((Reason("No."),)), "second": 2e-6, "third": None}, "second"),
     ],
 )
-def test_the_least_estimate_is_taken_and_else_the_order_decides(answer_with, answers, asked, taken):
+def test_the_least_estimate_is_taken_and_else_the_order_decides(answer_with, answers, taken):
     problem = _problem(Problem)
     answer_with(**answers)
     proposal = dispatch.propose(problem, cpu_target())
     assert proposal.plan is not None
     assert proposal.plan.family == taken
-    assert [name for name, _ in _Entrant.asked] == list(answers)[:asked]
-    rejected = dispatch.Explanation.of(problem, cpu_target(), proposal).rejected
-    assert rejected.keys() == answers.keys() - {taken}
+    assert [name for name, _ in _Entrant.asked] == list(answers)
+    explanation = dispatch.Explanation.of(problem, cpu_target(), proposal)
+    assert explanation.rejected.keys() == answers.keys() - {taken}
+    estimated = {name: x for name, x in answers.items() if not isinstance(x, Refusal)}
+    known = explanation.to_dict()["estimates"]
+    assert {each["family"]: each["microseconds"] for each in known} == {
+        name: None if seconds is None else pytest.approx(1e6 * seconds)
+        for name, seconds in estimated.items()
+    }
+    for name, seconds in estimated.items():
+        if name != taken:
+            says = (
+                "not estimated" if seconds is None else f"estimated to take {1e6 * seconds:.4g} us"
+            )
+            assert says in explanation.rejected[name][0]
+
+
+@pytest.mark.parametrize(("over", "taken"), [(1.09, "named"), (1.11, "other")])
+def test_a_tree_that_the_user_names_may_take_a_tenth_longer(answer_with, over, taken):
+    answer_with(other=1e-6, named=over * 1e-6)
+    plans = dispatch.propose(_problem(Problem), cpu_target()).contest.plans
+    plans[1].is_named = True
+    assert Contest(plans).best(4, 4).family == taken
+
+
+def test_a_loop_takes_what_takes_least_for_its_lengths(monkeypatch, answer_with):
+    """Each family is asked for its estimate once for a step of lengths, and once for a plan."""
+    answer_with(short=0.0, long=0.0)
+    asked: list[tuple[str, int]] = []
+
+    def seconds(plan: _Planned, seqlen_q: int, seqlen_k: int) -> float:
+        asked.append((plan.family, seqlen_k))
+        return float(seqlen_k) if plan.family == "short" else 500.0
+
+    def serves(plan: _Planned, sizes: PlainSizes) -> bool:
+        assert plan.contest is not None
+        return plan.contest.best(sizes[0], sizes[1]) is plan
+
+    monkeypatch.setattr(_Planned, "seconds", seconds)
+    monkeypatch.setattr(_Planned, "serves", serves)
+    taken: list[str] = []
+    launch_for = _Planned.launch_for
+
+    def told(plan: _Planned, sizes: PlainSizes) -> Launch:
+        taken.append(plan.family)
+        return launch_for(plan, sizes)
+
+    monkeypatch.setattr(_Planned, "launch_for", told)
+    q = torch.zeros(1, 1, 2, 24)
+    lengths = range(400, 600)
+    for length in lengths:
+        x = torch.zeros(1, length, 2, 24)
+        fmha_fwd(q, x, x)
+    # In whole steps of 16 or 32 keys, but 32 at least.
+    assert taken == ["short" if -(-n // 32) * 32 < 500 else "long" for n in lengths]
+    assert len(_Entrant.asked) == 4, "one plan for each family that wins, both families asked"
+    assert len(asked) <= 2 * 2 * len({-(-n // 32) for n in lengths})
 
 
 @pytest.mark.parametrize("of_every_size", [False, True])

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 import torch
 
-from ..call.dispatch import plan_for
+from ..call.dispatch import plans_for
 from ..planning.plan import Plan
 from ..planning.target import Target
 from ..problem.dtypes import DTYPE_NAMES
@@ -54,7 +54,7 @@ def _may_be_left_out(
 def _plans(
     subsets: Iterable[Subset], target: Target, left_out: tuple[type[Exception], ...]
 ) -> dict[str, Plan]:
-    """The plans for all combinations, by the names of their kernels.
+    """The plans of all families for all combinations, by the names of their kernels.
 
     Raises an error of those that are ``left_out`` where nothing else is left.
     """
@@ -63,11 +63,12 @@ def _plans(
     for combination in itertools.chain.from_iterable(map(_combinations, subsets)):
         try:
             check_combination(combination)
-            plan = plan_for(combination.problem(), target)
+            found = plans_for(combination.problem(), target)
         except left_out as error:
             unserved = error
             continue
-        plans.setdefault(plan.kernel, plan)
+        for plan in found:
+            plans.setdefault(plan.kernel, plan)
     if unserved is not None and not plans:
         raise unserved
     return plans

@@ -1,8 +1,7 @@
-"""Which kernel serves a problem: that of the first family in order of preference that can.
+"""Which kernel serves a problem: of those that can, the one that is estimated to take least.
 
-Each family is asked once, with one question, and gives one typed answer: a plan, with the time that
-it would take as far as the family estimates that, or a refusal, whose sentences are made when
-somebody reads them.
+Each family is asked once, with one question, and gives one typed answer: plans, which say what a
+call is estimated to take, or a refusal, whose sentences are made when somebody reads them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from enum import Enum
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
-from ..planning.plan import Family, Plan, Reason, Refusal
+from ..planning.plan import Contest, Family, Plan, Reason, Refusal
 from ..planning.target import AmdTarget, CpuTarget, Target
 from ..problem.features import DTYPE_FEATURES, Feature
 from ..problem.problem import Direction, Problem
@@ -39,6 +38,12 @@ class Entrant(NamedTuple):
         """The family itself, imported with the first call that it may serve."""
         return cast("Family", import_module(f"..kernels.{self.module}", __package__))
 
+    def may_serve(self, target: Target) -> bool:
+        """Whether calls on ``target`` may take its kernels."""
+        if isinstance(target, AmdTarget) and target.families is not None:
+            return self.name in target.families and isinstance(target, self.runs_on)
+        return isinstance(target, self.runs_on)
+
     def is_for(self, problem: Problem) -> bool:
         """Whether it knows of such problems at all."""
         return self.direction in (None, problem.direction)
@@ -46,7 +51,7 @@ class Entrant(NamedTuple):
 
 _AMD = "It needs an AMD Instinct GPU (gfx942 or gfx950); the target is {target}."
 _CPU = "It is for calls that run on the CPU; the target is {target}."
-# In order of preference.
+# In the order that decides where estimates do not.
 FAMILIES = (
     Entrant("ready", "ready", AmdTarget, _AMD, "forward"),
     Entrant("aiter", "aiter", AmdTarget, _AMD, "backward"),
@@ -57,56 +62,66 @@ FAMILIES = (
 
 
 class Proposal(NamedTuple):
-    """The answers of the families that were asked, in order of preference.
+    """The answers of all families.
 
     Attributes:
-        plan: of the family that is taken; None where none serves the problem.
+        plan: the one that is taken; None where no family serves the problem.
+        contest: the plans that it was chosen from, where there are any.
         refusals: by family.
     """
 
     plan: Plan | None
+    contest: Contest | None
     refusals: tuple[tuple[str, Refusal], ...]
 
 
 def propose(problem: Problem, target: Target) -> Proposal:
-    """Ask the families in turn until no other one could be preferred for ``problem``."""
+    """Ask each family once, and choose among their plans for ``problem``."""
     refusals: list[tuple[str, Refusal]] = []
-    preferred: Plan | None = None
+    plans: list[Plan] = []
     for entrant in FAMILIES:
-        if not (isinstance(target, entrant.runs_on) and entrant.is_for(problem)):
+        if not (entrant.may_serve(target) and entrant.is_for(problem)):
             continue
         family = entrant.family()
         answer = refusal_of_features(family, problem) or family.propose(problem, target)
         if isinstance(answer, Refusal):
             refusals.append((entrant.name, answer))
-            continue
-        if preferred is None or _is_quicker(answer, preferred):
-            preferred = answer
-        if preferred.seconds is None:
-            break
-    return Proposal(preferred, tuple(refusals))
+        else:
+            plans += answer
+    if not plans:
+        return Proposal(None, None, tuple(refusals))
+    contest = Contest(plans)
+    if len(plans) > 1:
+        for plan in plans:
+            plan.contest = contest
+    return Proposal(contest.best(*problem.sizes[:2]), contest, tuple(refusals))
 
 
-def _is_quicker(plan: Plan, preferred: Plan) -> bool:
-    """Whether both have an estimate, and that of ``plan`` is less: else their order decides."""
-    if plan.seconds is None or preferred.seconds is None:
-        return False
-    return plan.seconds < preferred.seconds
+def plans_for(problem: Problem, target: Target) -> tuple[Plan, ...]:
+    """The plans of all families, of which calls take one or another as their lengths are.
+
+    Raises ``NotImplementedError`` listing every family's reasons where none serves the problem.
+    """
+    return _served(problem, target)[1].plans
+
+
+def _served(problem: Problem, target: Target) -> tuple[Plan, Contest, Proposal]:
+    proposal = propose(problem, target)
+    plan, contest, _ = proposal
+    if plan is None or contest is None:
+        explanation = Explanation.of(problem, target, proposal)
+        raise NotImplementedError(f"no kernel serves this call\n{explanation}")
+    return plan, contest, proposal
 
 
 def plan_for(problem: Problem, target: Target) -> Plan:
-    """The preferred kernel for ``problem`` on ``target``.
+    """The kernel for ``problem`` on ``target``.
 
     Raises ``NotImplementedError`` listing every family's reasons where none serves it.
     """
-    proposal = propose(problem, target)
-    if proposal.plan is None:
-        explanation = Explanation.of(problem, target, proposal)
-        raise NotImplementedError(f"no kernel serves this call\n{explanation}")
-    plan = proposal.plan
-    # With other sizes, a family that is preferred may not refuse, or another one be quicker.
-    refuse_all = all(refusal.of_every_size for _, refusal in proposal.refusals)
-    plan.is_settled = refuse_all and plan.seconds is None
+    plan, _, proposal = _served(problem, target)
+    # With other sizes, a family that refuses these may serve the call.
+    plan.is_settled = all(refusal.of_every_size for _, refusal in proposal.refusals)
     if isinstance(target, AmdTarget) and target.records:
         from .recording import RecordedPlan  # few processes record what they launch
 
@@ -118,6 +133,7 @@ class Explanation(NamedTuple):
     """Where a call would run, and why nowhere else. ``str()`` gives it as sentences.
 
     Attributes:
+        estimates: the plans that it was chosen from, with the seconds that decided.
         rejected: sentences by family.
         remarks: what else there is to know about the kernels that were found.
     """
@@ -125,29 +141,39 @@ class Explanation(NamedTuple):
     problem: Problem
     target: Target
     plan: Plan | None
+    estimates: tuple[tuple[Plan, float | None], ...]
     rejected: dict[str, tuple[str, ...]]
     remarks: tuple[str, ...]
 
     @classmethod
     def of(cls, problem: Problem, target: Target, proposal: Proposal) -> Explanation:
-        """The sentences for a proposal. Families that were not asked are said to come later."""
-        plan = proposal.plan
-        refusals = dict(proposal.refusals)
+        """The sentences for a proposal."""
+        plan, contest, of_families = proposal
+        estimates: tuple[tuple[Plan, float | None], ...] = ()
+        if contest is not None:
+            seconds = contest.seconds(problem.seqlen_q, problem.seqlen_k)
+            estimates = tuple(zip(contest.plans, seconds, strict=True))
+        refusals = dict(of_families)
         rejected: dict[str, tuple[str, ...]] = {}
         for entrant in FAMILIES:
-            if not entrant.is_for(problem):
+            beaten = tuple(_why_not(*each) for each in estimates if each[0].family == entrant.name)
+            if not entrant.is_for(problem) or (plan is not None and entrant.name == plan.family):
                 continue
             if entrant.name in refusals:
                 refusal = refusals[entrant.name]
                 rejected[entrant.name] = _every_sentence(entrant, refusal, problem, target)
-                continue
-            if plan is not None and entrant.name == plan.family:
-                continue
-            if plan is not None and isinstance(target, entrant.runs_on):
-                rejected[entrant.name] = (f"{plan.family} is preferred.",)
+            elif isinstance(target, entrant.runs_on):
+                rejected[entrant.name] = beaten or ("The target leaves it out.",)
             else:
                 rejected[entrant.name] = (entrant.needs.format(target=target),)
-        return cls(problem, target, plan, rejected, () if plan is None else tuple(plan.remarks()))
+        remarks: list[str] = []
+        if plan is not None:
+            of_family = (each for each in estimates if each[0].family == plan.family)
+            remarks = [
+                *plan.remarks(),
+                *(_why_not(*each) for each in of_family if each[0] is not plan),
+            ]
+        return cls(problem, target, plan, estimates, rejected, tuple(remarks))
 
     def __repr__(self) -> str:
         kernel = "no kernel" if self.plan is None else self.plan.kernel
@@ -167,6 +193,9 @@ class Explanation(NamedTuple):
             built = "built" if plan.is_built else "built on first use"
             lines.append(f"kernel   {plan.kernel} (family {plan.family}, {built})")
             lines.append(f"source   {plan.source}")
+            seconds = dict(self.estimates).get(plan)
+            if seconds is not None:
+                lines.append(f"estimate {_microseconds(seconds)}")
         for family, reasons in self.rejected.items():
             lines.extend(f"not {family}: {reason}" for reason in reasons)
         lines.extend(f"note     {remark}" for remark in self.remarks)
@@ -182,9 +211,29 @@ class Explanation(NamedTuple):
             "kernel": plan and plan.kernel,
             "source": plan and plan.source,
             "built": plan and plan.is_built,
+            "estimates": [
+                {
+                    "family": each.family,
+                    "kernel": each.kernel,
+                    "source": each.source,
+                    "microseconds": None if seconds is None else seconds * 1e6,
+                }
+                for each, seconds in self.estimates
+            ],
             "rejected": {family: list(reasons) for family, reasons in self.rejected.items()},
             "remarks": list(self.remarks),
         }
+
+
+def _why_not(plan: Plan, seconds: float | None) -> str:
+    """Why a plan that serves the problem is not taken."""
+    if seconds is None:
+        return f"What {plan.kernel} takes is not estimated."
+    return f"{plan.kernel} of {plan.source} is estimated to take {_microseconds(seconds)}."
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.4g} us"
 
 
 def _every_sentence(

@@ -350,8 +350,9 @@ def fmha_bwd(
 
     ``torch.autograd`` calls it by itself for inputs of ``fmha_fwd`` that require grad. The result
     of kernels that this package compiles is deterministic: it depends neither on the number of
-    threads nor on their order. Those of a tree that JITFMHA_HSA_DIR names, which are preferred, add
-    dq up with atomics. Beside the results it takes memory that is linear in the sequence lengths.
+    threads nor on their order. Those that come ready, or are of a tree that JITFMHA_HSA_DIR names,
+    add dq up with atomics. Beside the results it takes memory that is linear in the sequence
+    lengths.
 
     Args:
         dout: the gradient of out, of out's shape and dtype, any strides with a contiguous last

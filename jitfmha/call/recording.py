@@ -63,7 +63,7 @@ class RecordedPlan(Plan):
         self._target = target
         self.problem = plan.problem
         self.family, self.kernel, self.source = plan.family, plan.kernel, plan.source
-        self.seconds, self.is_settled = plan.seconds, plan.is_settled
+        self.is_settled = plan.is_settled
 
     @property
     def is_built(self) -> bool:
@@ -77,6 +77,9 @@ class RecordedPlan(Plan):
 
     def bind(self) -> None:
         self._plan.bind()
+
+    def seconds(self, seqlen_q: int, seqlen_k: int) -> float | None:
+        return self._plan.seconds(seqlen_q, seqlen_k)
 
     def serves(self, sizes: PlainSizes) -> bool:
         return self._plan.serves(sizes)

@@ -177,13 +177,13 @@ def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
     return ()
 
 
-def propose(problem: Problem, target: Target) -> CpuPlan | Refusal:
+def propose(problem: Problem, target: Target) -> tuple[CpuPlan] | Refusal:
     """The kernel for ``problem``; 8-bit inputs have no backward pass."""
     assert isinstance(target, CpuTarget)
     broken = reasons(problem, target)
     if broken:
         return Refusal(broken)
-    return CpuPlan(problem, target)
+    return (CpuPlan(problem, target),)
 
 
 _NO_MODIFIERS = ModifierTraits("cpu")

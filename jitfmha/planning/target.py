@@ -106,6 +106,7 @@ class AmdTarget:
         runtime: the HIP runtime that launches go to.
         records: whether launches are written into the folder that JITFMHA_RECORD names.
         trees: of code objects, the preferred one first.
+        families: of kernels that may serve calls, by name; None: all that can.
         calls: what calls on this target left behind, as long as it stands in for the CPU.
     """
 
@@ -114,6 +115,7 @@ class AmdTarget:
         "chip",
         "compute_units",
         "device_index",
+        "families",
         "records",
         "runtime",
         "trees",
@@ -139,6 +141,7 @@ class AmdTarget:
         self.runtime = runtime
         self.records = bool(folder)
         self.trees = trees
+        self.families: frozenset[str] | None = None
         self.calls = CallCache()
 
     @property

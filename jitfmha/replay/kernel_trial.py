@@ -90,6 +90,7 @@ def _run(
 ) -> tuple[dict[str, Judged], EmulatedRun]:
     problem = make_problem(arguments)
     target = AmdTarget(chip, DEVICES[emulation.arch], chip.compute_units, emulation, (tree,))
+    target.families = frozenset({"ready"})
     plan = propose(problem, target).plan
     if plan is None or plan.family != "ready":
         why = "; ".join(tree.forward.oddities) or "its row does not say what it should"

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from jitfmha import HipError
 
+pytestmark = pytest.mark.usefixtures("ready_first")
+
 CHIPS = {"gfx942": "MI300X", "gfx950": "MI355X"}
 ROW_SUMS, GRADIENTS, DQ = 256, 704, 192  # bytes
 

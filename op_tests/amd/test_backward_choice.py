@@ -34,6 +34,9 @@ fmha_v3_varlen_bwd: Any = jitfmha.fmha_v3_varlen_bwd
 CHIPS = {"gfx942": "MI300X", "gfx950": "MI355X"}
 
 
+pytestmark = pytest.mark.usefixtures("ready_first")
+
+
 @pytest.fixture
 def calls(rng: torch.Generator) -> Any:
     """`calls(**changes)`: a call that plain kernels serve."""

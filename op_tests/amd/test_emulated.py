@@ -29,6 +29,7 @@ def problems(rng: torch.Generator) -> list[AmdProblem]:
     ]
 
 
+@pytest.mark.usefixtures("ready_first")
 def test_every_tensor_of_a_launch_is_declared(rng, tree):
     """So the sanitizer finds nothing in a kernel that stays within them."""
     for problem in problems(rng):
@@ -38,6 +39,7 @@ def test_every_tensor_of_a_launch_is_declared(rng, tree):
         assert_exact(actual, problem.exact(), BF16_ROUNDING)
 
 
+@pytest.mark.usefixtures("ready_first")
 def test_the_sanitizer_finds_an_access_outside_of_the_tensors(rng, tmp_path, use_tree):
     """A manifest that promises larger tiles than its kernel has: q is read beyond its end."""
     kernel = PlainKernel(mask=2)
@@ -75,16 +77,18 @@ def test_warmup(tree, tmp_path, monkeypatch):
         assert [launcher.name for launcher in wide] == [
             "fmha_fwd_compiled_hd192x128_fp32_gm0_gfx942",
             PlainKernel(hdim_q=192, ts_qo=32).name,
+            "fmha_fwd_compiled_hd192x128_bf16_rtne_gm0_gfx942",
             "fmha_fwd_compiled_hd192x128_fp16_gm0_gfx942",
         ]
         (again,) = warmup(dtypes=["fp16"], hdims=[(192, 128)], masks=["none"], modes=["gm0"])
         assert again.was_cached
         with pytest.raises(NotImplementedError, match="fp32"):
             warmup(dtypes=["fp32"], hdims=[300])
-        (fp8,) = warmup(dtypes=["fp8_e4m3fnuz"], hdims=[128], masks=[0], modes=["gm1"])
+        fp8, _ = warmup(dtypes=["fp8_e4m3fnuz"], hdims=[128], masks=[0], modes=["gm1"])
         assert fp8.name == PlainKernel("fp8bf16", mode=1, bf16_cvt=1).name
 
 
+@pytest.mark.usefixtures("ready_first")
 def test_one_launcher_serves_a_chip_and_mode(tree):
     """Every row of the tree is in it: other dtypes, masks and hdims build nothing."""
     with emulate("gfx942"):

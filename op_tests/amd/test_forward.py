@@ -30,7 +30,7 @@ from untyped import explain, fmha_fwd
 from jitfmha import emulate
 from jitfmha.problem.float64_reference import attention
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "ready_first")
 
 _THOUSANDS = 4000
 KINDS = [(chip, *kind) for chip in CHIPS for kind in DTYPES_AND_HDIMS]

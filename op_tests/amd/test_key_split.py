@@ -138,6 +138,7 @@ def call(
         fmha_fwd(q, k, v, **options)
 
 
+@pytest.mark.usefixtures("ready_first")
 def test_a_full_chip_gets_one_launch(runtime):
     call(runtime, 64, 2048, 2048, mask=2)
     (launch,) = runtime.launches()
@@ -149,6 +150,7 @@ def test_a_full_chip_gets_one_launch(runtime):
     ]
 
 
+@pytest.mark.usefixtures("ready_first")
 @pytest.mark.parametrize("mask", [0, 2])
 def test_split_keys_take_two_launches(runtime, mask):
     call(runtime, 8, 300, 4096, mask=mask)
@@ -162,6 +164,7 @@ def test_split_keys_take_two_launches(runtime, mask):
     assert list(first.block) == list(second.block) == [256, 1, 1]
 
 
+@pytest.mark.usefixtures("ready_first")
 def test_group_mode_splits_by_the_longest_sequence(runtime):
     ends_q, ends_k = prefix_sums([300, 20]), prefix_sums([4096, 4096])
     ends = {"cu_seqlens_q": ends_q, "cu_seqlens_k": ends_k}
@@ -172,6 +175,7 @@ def test_group_mode_splits_by_the_longest_sequence(runtime):
     assert first.fields(JITFMHA_ARGUMENTS, "num_splits.divisor", "query_tiles") == [16, 3]
 
 
+@pytest.mark.usefixtures("ready_first")
 @pytest.mark.parametrize(
     ("chip", "heads", "rows", "mask", "tile"),
     [
@@ -197,6 +201,7 @@ def test_tiles(runtime, chip, heads, rows, mask, tile):
     assert list(launch.block) == [2 * tile, 1, 1]
 
 
+@pytest.mark.usefixtures("ready_first")
 @pytest.mark.parametrize(("lengths", "tile"), [([200, 20], 128), ([300, 212], 256)])
 def test_group_mode_chooses_tiles_by_the_average(runtime, lengths, tile):
     ends = prefix_sums(lengths)
@@ -243,6 +248,7 @@ LIMITS = [("seqlen_q", 0, 1 << 30), ("seqlen_k", 0, 1 << 30)] + [
 ]
 
 
+@pytest.mark.usefixtures("ready_first")
 @pytest.mark.parametrize("is_group", [False, True])
 @pytest.mark.parametrize("kind", ["ready", "plain", "compiled"])
 def test_a_plan_does_not_serve_what_is_beyond_its_limits(runtime, request, kind, is_group):

@@ -16,7 +16,7 @@ from untyped import fmha_fwd
 from jitfmha import HipError
 from jitfmha.kernels import launcher as amd_launcher
 
-pytestmark = pytest.mark.usefixtures("tree")
+pytestmark = pytest.mark.usefixtures("tree", "ready_first")
 
 READY = amd_launcher.LauncherKind("gfx942", "gm0", "forward", "ready")
 CHIPS = {"MI300X": 0, "MI308X": 1, "MI355X": 2}  # device of each

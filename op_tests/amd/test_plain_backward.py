@@ -18,7 +18,7 @@ from untyped import fmha_bwd
 from jitfmha import emulate
 from jitfmha.kernels.aiter.launch import prepared_for_bf16
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = [pytest.mark.filterwarnings("error"), pytest.mark.usefixtures("ready_first")]
 
 # Of rounding probabilities, gradients and their sums.
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1.5e-3}

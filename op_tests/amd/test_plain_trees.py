@@ -11,7 +11,7 @@ from untyped import explain, fmha_v3_fwd, fmha_v3_varlen_fwd
 
 from jitfmha import emulate
 
-pytestmark = [pytest.mark.usefixtures("tree"), pytest.mark.filterwarnings("error")]
+pytestmark = [pytest.mark.usefixtures("tree", "ready_first"), pytest.mark.filterwarnings("error")]
 
 CHIPS = ("gfx942", "gfx942-mi308", "gfx950")
 # The largest relative error of rounding to nearest.

@@ -18,7 +18,7 @@ from jitfmha.emulator.session import Emulation
 from jitfmha.kernels.ready import family as ready
 from jitfmha.kernels.ready.limits import reasons_of_row
 from jitfmha.planning.plan import Refusal
-from jitfmha.planning.target import AmdTarget, CpuTarget
+from jitfmha.planning.target import TARGET_HERE, AmdTarget, CpuTarget
 from jitfmha.problem.mask import parse_mask
 from jitfmha.problem.problem import Mode, Problem, Sizes
 
@@ -28,10 +28,15 @@ MI300, MI350 = "MI300X", "MI355X"
 GIB = 1 << 30
 
 
-def target(name: str) -> AmdTarget:
+READY = frozenset({"ready"})
+
+
+def target(name: str, families: frozenset[str] | None = READY) -> AmdTarget:
     """A GPU that nothing is launched on, with the trees that the environment names."""
     found = chip(name)
-    return AmdTarget(found, 0, found.compute_units, Emulation("gfx942"), trees_of(found))
+    on = AmdTarget(found, 0, found.compute_units, Emulation("gfx942"), trees_of(found))
+    on.families = families
+    return on
 
 
 def strides(
@@ -67,12 +72,10 @@ def problem(mode: Mode = "gm0", **changes: Any) -> Problem:
 
 def reasons(changed: Problem, chip_name: str = MI300) -> str:
     """The ready family's reasons, which dispatch and explain give alike."""
-    on = target(chip_name)
-    explanation = explain_problem(changed, on)
-    given = explanation.rejected.get("ready", ())
+    given = explain_problem(changed, target(chip_name)).rejected.get("ready", ())
     if given:
         try:
-            assert plan_for(changed, on).family == "compiled"
+            assert plan_for(changed, target(chip_name, None)).family == "compiled"
         except NotImplementedError as error:
             for reason in given:
                 assert f"not ready: {reason}" in str(error)  # noqa: PT017 - only where none serves
@@ -235,12 +238,16 @@ def qkv() -> tuple[Tensor, Tensor, Tensor]:
 
 def test_explanation(tree):
     with emulate("gfx942-mi308"):
+        on = TARGET_HERE.get()
+        assert isinstance(on, AmdTarget)
+        on.families = READY
         plan = explain(*qkv(), mask=2, return_lse=True)
     text = str(plan)
     kernel = PlainKernel(mask=2)
     for part in (
         *("gfx942", "MI308", "emulated", "80 compute units", kernel.name, "family ready"),
-        *(f"MI308/{kernel.file}", f"JITFMHA_HSA_DIR={tree}", "not compiled: ", "not cpu: "),
+        *(f"MI308/{kernel.file}", f"JITFMHA_HSA_DIR={tree}", "not cpu: "),
+        "not compiled: The target leaves it out.",
     ):
         assert part in text
     values = json.loads(json.dumps(plan.to_dict()))
@@ -285,8 +292,8 @@ def test_no_tree_at_all(monkeypatch):
     assert reasons(problem()) == "This version ships no code objects for gfx942."
 
 
-def test_trees_are_tried_in_turn(tmp_path, full_tree, use_tree):
-    """JITFMHA_HSA_DIR, then AITER_ASM_DIR: the first that has a kernel for the problem."""
+def test_every_tree_is_asked(tmp_path, full_tree, use_tree):
+    """JITFMHA_HSA_DIR, then AITER_ASM_DIR: of those that have a kernel one is taken."""
     first = PlainKernel(ts_qo=32)
     write_tree(tmp_path, "gfx942", [first])
     use_tree(full_tree, "AITER_ASM_DIR")
@@ -299,6 +306,9 @@ def test_trees_are_tried_in_turn(tmp_path, full_tree, use_tree):
     plan = plan_for(problem(), on)
     assert isinstance(plan, ready.ReadyPlan)
     assert plan.choice.row.ts_qo == 32
+    (remark,) = explain_problem(problem(), on).remarks
+    assert "AITER_ASM_DIR" in remark
+    assert "is estimated to take" in remark
     other = plan_for(problem("gm1"), on)
     assert "AITER_ASM_DIR" in other.source
     (remark,) = explain_problem(problem("gm1"), on).remarks

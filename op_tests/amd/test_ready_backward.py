@@ -21,6 +21,8 @@ from jitfmha.emulator import EmulatedRun
 from jitfmha.planning.target import TARGET_HERE
 from jitfmha.problem.float64_reference import attention
 
+pytestmark = pytest.mark.usefixtures("ready_first")
+
 FAMILY = "ready"
 _HUNDREDS = 400
 HDIMS: dict[Arch, tuple[tuple[int, int], ...]] = {

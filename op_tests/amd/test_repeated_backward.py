@@ -17,6 +17,8 @@ from jitfmha import emulate
 from jitfmha.call import backward
 from jitfmha.planning.target import AmdTarget
 
+pytestmark = pytest.mark.usefixtures("ready_first")
+
 POINTERS = (*range(0x00, 0x90, 0x10), *range(0x250, 0x290, 0x10))
 LENGTHS = ((64, 64),)
 

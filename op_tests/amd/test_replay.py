@@ -152,6 +152,7 @@ def test_what_is_right_is_found_to_be(rng, recorded, call, kernels):
         assert found.recorded.judged == found.replayed.judged
 
 
+@pytest.mark.usefixtures("ready_first")
 @pytest.mark.parametrize("with_data", [True, False])
 def test_backward_kernels_of_a_tree_are_replayed(
     rng, recorded, use_tree, tmp_path, monkeypatch, with_data
@@ -248,6 +249,7 @@ def tamper(folder: Path, values: dict[str, float], *, kernel: int = 0, **fields:
                 (argument["value"],) = struct.unpack(form, content)
 
 
+@pytest.mark.usefixtures("ready_first")
 def test_a_wrong_argument_is_the_arguments_fault(group_launch):
     record = read_record(group_launch)
     (kernel,) = record.kernels
@@ -329,6 +331,7 @@ def wrong_kernel(mnemonic: str, other: str) -> bytes:
     return assemble(renamed(listing, PLAIN_NAME, GROUP_KERNEL.symbol), "gfx942")
 
 
+@pytest.mark.usefixtures("ready_first")
 def test_a_wrong_kernel_is_the_kernels_fault(rng, recorded, use_tree, tmp_path):
     """It rounds down what it should, and takes the wrong logarithm: the arguments are right."""
     write_tree(tmp_path / "tree", "gfx942", [GROUP_KERNEL])
@@ -390,6 +393,7 @@ def test_a_result_that_cannot_be_repeated_is_nobodys_fault(group_launch):
 # ---- What is recorded ----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("ready_first")
 def test_a_recorded_launch_tells_its_arguments_by_name(group_launch):
     document = json.loads((group_launch / FILE).read_text())
     (kernel,) = document["kernels"]
@@ -444,6 +448,7 @@ def test_the_limits_of_what_is_recorded(rng, recorded, monkeypatch):
     assert diagnosis_of(second).fault == "none"
 
 
+@pytest.mark.usefixtures("ready_first")
 def test_a_launch_that_fails_is_recorded(rng, recorded, use_tree, tmp_path):
     """Its manifest promises larger tiles than the kernel has, so that it reads beyond q."""
     path = write_tree(tmp_path / "tree", "gfx942", [GROUP_KERNEL])
@@ -484,6 +489,7 @@ def test_data_is_one_or_zero(recorded, monkeypatch):
 # ---- The command, and what is damaged ------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("ready_first")
 def test_the_command(group_launch, capsys):
     assert main(["replay", str(group_launch.parent), "--arguments"]) == 0
     shown = capsys.readouterr().out

@@ -18,7 +18,7 @@ from jitfmha.problem.arguments import AttentionOptions, Bf16Cvt
 from jitfmha.problem.dtypes import FP8_NAMES
 from jitfmha.problem.problem import BF16_CVTS
 
-from . import amd_model_compiled, amd_model_ready, launcher_suite
+from . import amd_model_choice, amd_model_compiled, amd_model_ready, launcher_suite
 from .amd_model_order import GroupLaunch, in_flight, workgroups_in_order
 from .modelled_call import ModelledCall, add_faults, estimate_of
 
@@ -73,6 +73,7 @@ def run(quick: bool, progress: Progress) -> Report:
     _main_loops(report, quick, progress)
     amd_model_ready.add_rows(report, quick, progress)
     amd_model_compiled.add_rows(report, quick, progress)
+    amd_model_choice.add_rows(report, quick, progress)
     report.rows += launcher_suite.run(quick, progress).rows
     return report
 
@@ -135,8 +136,8 @@ def _cycles(report: Report, large: dict[tuple[str, Bf16Cvt, int], LaunchProfile]
 
 def _main_loops(report: Report, quick: bool, progress: Progress) -> None:
     """What must not be in any main loop, of each kind of kernel."""
-    calls = (replace(call, problem=(1, 2, 2, 1024)) for call in _kernels(quick))
-    add_faults(report, "", [profile for call in calls for profile in call.forward(progress)])
+    calls = (replace(call, problem=(1, 2, 2, 1024), kernels="ready") for call in _kernels(quick))
+    add_faults(report, ", ready", [profile for call in calls for profile in call.forward(progress)])
 
 
 def _kernels(quick: bool) -> Iterator[ModelledCall]:

@@ -1,7 +1,7 @@
 """A call of `fmha_fwd` or `fmha_bwd` that the emulator's cost model times."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,9 +17,15 @@ from jitfmha.emulator.profile import LaunchProfile
 from jitfmha.planning.target import TARGET_HERE, AmdTarget
 from jitfmha.problem.arguments import AttentionOptions
 
-Kernels = Literal["own", "compiled", "named"]
-"""Which a call takes: those that come ready, where they serve it; ones that are compiled for the
-call; or the first that serve it, beginning with the tree that ``JITFMHA_HSA_DIR`` names."""
+Kernels = Literal["own", "ready", "compiled", "named"]
+"""Which a call takes: of this package's what it takes by itself, those that come ready, or ones
+that are compiled for it; or those of the tree that ``JITFMHA_HSA_DIR`` names."""
+_FAMILIES_OF: Mapping[Kernels, frozenset[str] | None] = {
+    "own": None,
+    "ready": frozenset({"ready"}),
+    "compiled": frozenset({"compiled"}),
+    "named": frozenset({"ready", "aiter"}),
+}
 _AITER = "aiter"  # in the names of its kernels
 # GPU allocators align to more than a cache line, PyTorch's for the CPU to less.
 _ALIGNMENT = 512
@@ -72,7 +78,7 @@ class ModelledCall:
         """
         q, k, v, out = self._tensors()
         with emulate(self.chip, profile=True, sample=self.sample) as run:
-            _take_trees_of(self.kernels)
+            take_only(self.kernels)
             fmha_fwd(q, k, v, out=out, **self.options)
             profiles = run.profiles()
         self._tell(profiles, progress)
@@ -87,16 +93,16 @@ class ModelledCall:
         ``atomic_fp32`` and ``deterministic`` are those of :func:`jitfmha.fmha_bwd`.
         """
         q, k, v, out = self._tensors()
-        dout = _aligned(self.dtype, *out.shape).copy_(out)
+        dout = aligned(self.dtype, *out.shape).copy_(out)
         of_inputs = zip(("dq", "dk", "dv"), (q, k, v), strict=True)
-        gradients = {name: _aligned(self.dtype, *x.shape) for name, x in of_inputs}
+        gradients = {name: aligned(self.dtype, *x.shape) for name, x in of_inputs}
         lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), 10.0)
         choices = {"atomic_fp32": atomic_fp32, "deterministic": deterministic}
         # Workgroups that take turns are modelled without their waits: one after the other, none
         # waits.
         threads = 1 if deterministic else None
         with emulate(self.chip, profile=True, sample=self.sample, threads=threads) as run:
-            _take_trees_of(self.kernels)
+            take_only(self.kernels)
             fmha_bwd(dout, q, k, v, out, lse, **gradients, **choices, **self.options)  # type: ignore[arg-type]
             profiles = run.profiles()
         self._tell(profiles, progress)
@@ -106,9 +112,9 @@ class ModelledCall:
         batch, heads, heads_k, seqlen = self.problem
         seqlen_k = seqlen if self.seqlen_k is None else self.seqlen_k
         out_dtype = self.dtype if self.dtype.itemsize > 1 else torch.bfloat16
-        q = _aligned(self.dtype, batch, seqlen, heads, self.hdims[0])
-        out = _aligned(out_dtype, batch, seqlen, heads, self.hdims[1])
-        k, v = (_aligned(self.dtype, batch, seqlen_k, heads_k, d) for d in self.hdims)
+        q = aligned(self.dtype, batch, seqlen, heads, self.hdims[0])
+        out = aligned(out_dtype, batch, seqlen, heads, self.hdims[1])
+        k, v = (aligned(self.dtype, batch, seqlen_k, heads_k, d) for d in self.hdims)
         generator = torch.Generator().manual_seed(20260101)
         for x in (q, k, v, out):
             # One sequence's values serve all: what they are changes no cost.
@@ -168,18 +174,16 @@ def estimate_of(profile: LaunchProfile) -> Estimate:
     return estimate
 
 
-def _take_trees_of(kernels: Kernels) -> None:
-    """Leave the target in place the trees of code objects that these kernels are in."""
+def take_only(kernels: Kernels) -> None:
+    """Leave the target in place these kernels."""
     target = TARGET_HERE.get()
     assert isinstance(target, AmdTarget)
-    target.trees = tuple(
-        tree
-        for tree in target.trees
-        if kernels == "named" or (kernels == "own" and tree.is_shipped)
-    )
+    is_named = kernels == "named"
+    target.trees = tuple(tree for tree in target.trees if tree.is_shipped != is_named)
+    target.families = _FAMILIES_OF[kernels]
 
 
-def _aligned(dtype: torch.dtype, *shape: int) -> Tensor:
+def aligned(dtype: torch.dtype, *shape: int) -> Tensor:
     """Uninitialised memory, aligned as a GPU's allocator does it."""
     spare = _ALIGNMENT // dtype.itemsize
     count = torch.Size(shape).numel()

@@ -13,6 +13,7 @@ from ...planning.target import AmdTarget, Target
 from ...problem.features import Feature
 from ...problem.problem import PlainSizes, Problem
 from ..amd_plan import AmdPlan
+from ..backward_estimate import BackwardKernels, backward_seconds
 from ..ready.limits import DTYPE_RULE, SIZE_RULES
 from ..rules import ATTENTION, BACKWARD, reasons_of
 from .choice import BackwardChoice, choose, reasons_of_problem
@@ -23,7 +24,7 @@ NAME = "aiter"
 SERVES = ATTENTION | BACKWARD | {Feature.BF16, Feature.FP16, Feature.WINDOW_MASK}
 
 
-def propose(problem: Problem, target: Target) -> AiterBackwardPlan | Refusal:
+def propose(problem: Problem, target: Target) -> tuple[AiterBackwardPlan] | Refusal:
     """The kernels of the first tree that serves ``problem``."""
     assert isinstance(target, AmdTarget)
     for tree in target.trees:
@@ -35,7 +36,8 @@ def propose(problem: Problem, target: Target) -> AiterBackwardPlan | Refusal:
     for tree in _trees(target):
         found = choose(tree, problem, target)
         if isinstance(found, BackwardChoice):
-            return AiterBackwardPlan(problem, target, found, (*passed_over, *found.passed_over))
+            why = (*passed_over, *found.passed_over)
+            return (AiterBackwardPlan(problem, target, found, why),)
         passed_over.append(found)
     return Refusal(tuple(passed_over))
 
@@ -76,8 +78,14 @@ class AiterBackwardPlan(AmdPlan):
     ) -> None:
         row = choice.row
         super().__init__(problem, target, "aiter", row.name, f"{row.file} of {choice.tree}")
+        self.is_named = not choice.tree.is_shipped
         self.choice = choice
         self.passed_over = passed_over
+
+    def seconds(self, seqlen_q: int, seqlen_k: int) -> float:
+        edges = len(self.choice.kernels) - 1
+        kernels = BackwardKernels("aiter", self.choice.row.ts, edges, has_lines_of_queries=True)
+        return backward_seconds(self.problem, self.target, kernels, seqlen_q, seqlen_k)
 
     def rows(self) -> tuple[AiterBackwardRow, ...]:
         return tuple(row for row, _ in self.choice.kernels)

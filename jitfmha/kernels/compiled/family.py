@@ -14,12 +14,14 @@ from ...planning.plan import Plan, Reason, Refusal
 from ...planning.target import AmdTarget, Target
 from ...problem.problem import PlainSizes, Problem, element_bytes
 from ..amd_plan import AmdPlan
+from ..backward_estimate import BackwardKernels, backward_seconds
 from ..launcher import BoundKernel
 from ..ready.key_split import ONE_SPLIT
 from ..ready.limits import SIZE_RULES, are_far_from_limits
 from ..rules import reasons_of
 from .backward_launch import BackwardLaunch, backward_launch, load_kernels
 from .backward_traits import BackwardTraits, backward_spec
+from .estimate import CompiledEstimate
 from .latent import row_blocks_of
 from .launch import ForwardLaunch
 from .modifiers import modifier_constants
@@ -29,6 +31,7 @@ from .traits import (
     ForwardTraits,
     access_of,
     forward_tile,
+    have_same_traits,
     kernel_spec,
     row_of_built,
     stacks_heads,
@@ -43,15 +46,15 @@ def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
     return tuple(reasons_of(RULES, problem, target.arch))
 
 
-def propose(problem: Problem, target: Target) -> Plan | Refusal:
+def propose(problem: Problem, target: Target) -> tuple[Plan] | Refusal:
     """The kernel for exactly what ``problem`` asks for."""
     assert isinstance(target, AmdTarget)
     broken = reasons(problem, target)
     if broken:
         return Refusal(broken)
     if problem.direction == "backward":
-        return BackwardPlan(problem, target)
-    return ForwardPlan(problem, target)
+        return (BackwardPlan(problem, target),)
+    return (ForwardPlan(problem, target),)
 
 
 class CompiledPlan(AmdPlan):
@@ -97,6 +100,8 @@ class ForwardPlan(CompiledPlan):
         self._tile = forward_tile(traits.arch, traits.dtype, traits.hdim_q, traits.hdim_v)
         self._slices = traits.slices
         self._are_far_from_limits = are_far_from_limits(problem, traits.row())
+        self._estimate: CompiledEstimate | None = None
+        self._has_same_traits = have_same_traits(problem, traits)
 
     @property
     def spec(self) -> jit.BuildSpec:
@@ -115,17 +120,26 @@ class ForwardPlan(CompiledPlan):
         self._is_paged = problem.is_paged
         self._kv_bytes = element_bytes(problem).kv
 
+    def seconds(self, seqlen_q: int, seqlen_k: int) -> float | None:
+        if self.problem.is_paged:
+            return None  # how many keys there are nobody says
+        if self._estimate is None:
+            self._estimate = CompiledEstimate(self.problem, self.target, self.traits)
+        return self._estimate.seconds(seqlen_q, seqlen_k)
+
     def serves(self, sizes: PlainSizes) -> bool:
+        contest = self.contest
+        if contest is not None and contest.best(sizes[0], sizes[1]) is not self:
+            return False
+        if self._has_same_traits(sizes) and self._are_far_from_limits(sizes):
+            return True
         problem, traits, tile = self.problem.with_sizes(sizes), self.traits, self._tile
         are_heads_stacked = stacks_heads(problem, tile)
         return (
             access_of(problem, tile) == traits.access
             and are_heads_stacked == traits.stacks_heads
             and row_blocks_of(problem, are_heads_stacked) == traits.row_blocks
-            and (
-                self._are_far_from_limits(sizes)
-                or not any(reasons_of(SIZE_RULES, problem, traits.arch))
-            )
+            and not any(reasons_of(SIZE_RULES, problem, traits.arch))
         )
 
     def launch_for(self, sizes: PlainSizes) -> ForwardLaunch:
@@ -159,6 +173,10 @@ class BackwardPlan(CompiledPlan):
         source = "csrc_templates/amd/compiled_bwd.hip.in"
         super().__init__(problem, target, "compiled", traits.name, source)
         self.traits = traits
+
+    def seconds(self, seqlen_q: int, seqlen_k: int) -> float:
+        kernels = BackwardKernels("compiled", self.traits.tile.own_rows, edges=0)
+        return backward_seconds(self.problem, self.target, kernels, seqlen_q, seqlen_k)
 
     @property
     def spec(self) -> jit.BuildSpec:

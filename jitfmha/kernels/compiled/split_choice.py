@@ -29,6 +29,10 @@ class SplitChoice:
         # Asked in every call of gm1, mostly for the lengths of the call before.
         self.splits = lru_cache(maxsize=64)(self._splits)
 
+    def combine_seconds(self, seqlen_q: int, num_splits: int) -> float:
+        """What it takes to combine them, for sequences of up to ``seqlen_q`` queries."""
+        return self._split.combine_seconds(seqlen_q * self._rows_of_query, num_splits)
+
     def _splits(self, seqlen_q: int, seqlen_k: int) -> Splits:
         """Choose for sequences of up to ``seqlen_q`` queries and about ``seqlen_k`` keys."""
         rows = seqlen_q * self._rows_of_query

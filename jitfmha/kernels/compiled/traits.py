@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +17,7 @@ from ...jit.elf import Elf
 from ...problem.arguments import Bf16Cvt
 from ...problem.dtypes import EIGHT_BIT_NAMES, FP8_NAMES
 from ...problem.features import Feature
-from ...problem.problem import BF16_CVTS, Mode, Problem, element_bytes
+from ...problem.problem import BF16_CVTS, Mode, PlainSizes, Problem, element_bytes
 from ...problem.score_features import AskedModifiers
 from ..modifiers import ModifierTraits
 from .device_spec import device_spec
@@ -288,17 +288,43 @@ def stacks_heads(problem: Problem, tile: Tile) -> bool:
     That reads keys and values once for all of them, and pays where a tile of one head's queries
     would be half empty. The lengths of gm1's sequences are on the GPU: they count as equally long.
     """
-    if problem.is_empty or problem.gqa == 1:
-        return False
-    # Stacked heads have one scale.
-    if problem.has_query_head_descale or problem.has_p_descale:
-        return False
-    sequences = problem.batch if problem.mode == "gm1" else 1
-    if problem.seqlen_q > tile.tile_q // 2 * sequences:
+    if problem.is_empty or problem.seqlen_q > _most_stacked_queries(problem, tile):
         return False
     bytes_of = element_bytes(problem)
     stride = max(problem.q.head * bytes_of.q, problem.out.head * bytes_of.out)
     return problem.gqa * max(stride, problem.seqlen_q * _LSE_BYTES) < _WORD_END
+
+
+def _most_stacked_queries(problem: Problem, tile: Tile) -> int:
+    """Up to how many queries heads may be stacked, in gm1 of all sequences together; 0: never."""
+    # Stacked heads have one scale.
+    if problem.gqa == 1 or problem.has_query_head_descale or problem.has_p_descale:
+        return 0
+    return tile.tile_q // 2 * (problem.batch if problem.mode == "gm1" else 1)
+
+
+def have_same_traits(problem: Problem, traits: ForwardTraits) -> Callable[[PlainSizes], bool]:
+    """A quick question for calls that differ from ``problem`` in lengths and strides only.
+
+    True: :func:`access_of` and :func:`stacks_heads` are those of ``traits``. False: they may be
+    others.
+    """
+    bytes_of = element_bytes(problem)
+    # Wide values may have another kernel with other lengths (latent.py).
+    is_near = traits.access == "near" and traits.slices == 1 and not traits.row_blocks
+    near_stride = far_stride_bytes(traits.tile) // bytes_of.kv
+    most_queries = _most_stacked_queries(problem, traits.tile)
+    widest = problem.gqa * max(bytes_of.q, bytes_of.out, _LSE_BYTES)
+
+    def have_same(sizes: PlainSizes) -> bool:
+        seqlen_q, _, q, k, v, out = sizes
+        if not (is_near and seqlen_q and k[-3] < near_stride and v[-3] < near_stride):
+            return False
+        if seqlen_q > most_queries:
+            return not traits.stacks_heads
+        return traits.stacks_heads and widest * (q[-2] + out[-2] + seqlen_q) < _WORD_END
+
+    return have_same
 
 
 def row_of_built(traits: ForwardTraits, image: bytes) -> KernelRow:

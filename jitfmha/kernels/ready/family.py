@@ -1,8 +1,8 @@
 """The ready family: code objects of ``hsa/``, or of a tree that the environment names.
 
-A kernel is chosen tree by tree: the first that has a row for the problem, whose kernel has no limit
-in the way, and whose code object is what it should be. Of our own rows, which differ in their
-tiles, that with the best tile is taken.
+A kernel is chosen in each tree that has a row for the problem, whose kernel has no limit in the
+way, and whose code object is what it should be. Of our own rows, which differ in their tiles, that
+with the best tile is taken.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _MODES = ("gm0", "gm1")
 _MASK_NAMES = ("none", "causal (top-left)", "causal (bottom-right)")
 
 
-def propose(problem: Problem, target: Target) -> ReadyPlan | Refusal:
-    """The kernel of the first tree that serves ``problem``."""
+def propose(problem: Problem, target: Target) -> tuple[ReadyPlan, ...] | Refusal:
+    """The kernel of each tree that serves ``problem``."""
     assert isinstance(target, AmdTarget)
     for tree in target.trees:
         tree.warn_of(tree.forward)
-    choice, passed_over = _choose(problem, target)
-    if choice is not None:
-        return ReadyPlan(problem, target, choice, passed_over)
+    found = _choose(problem, target)
+    if found.choices:
+        return tuple(ReadyPlan(problem, target, *each, found) for each in found.choices)
     odd = (oddity for tree in target.trees for oddity in tree.forward.why_empty)
-    said = passed_over or reasons(problem, target)
+    said = found.passed_over or reasons(problem, target)
     return Refusal(
         (*(Reason("{oddity}", oddity=oddity) for oddity in odd), *said),
         of_every_size=not any(_rows_of_any_size(tree, problem, target) for tree in target.trees),
@@ -78,18 +78,38 @@ class Choice(NamedTuple):
     code_object: CodeObject
     tiles: TileChoice
 
+    @property
+    def kernel(self) -> tuple[Tree, KernelRow]:
+        return self.tree, self.row
 
-def _choose(problem: Problem, target: AmdTarget) -> tuple[Choice | None, tuple[Reason, ...]]:
-    """The choice, where there is one, and why trees before it were passed over."""
-    passed_over: list[Reason] = []
+
+class Found(NamedTuple):
+    """The choice of each tree that has one, in order, with why trees before it were passed over.
+
+    Attributes:
+        passed_over: why trees were, all together.
+        is_of_every_size: whether those have nothing for the same call with other lengths, either.
+    """
+
+    choices: tuple[tuple[Choice, tuple[Reason, ...]], ...]
+    passed_over: tuple[Reason, ...]
+    is_of_every_size: bool
+
+
+def _choose(problem: Problem, target: AmdTarget) -> Found:
     if any(reasons_of(_RULES, problem, target.arch)):
-        return None, ()
+        return Found((), (), is_of_every_size=False)
+    choices: list[tuple[Choice, tuple[Reason, ...]]] = []
+    passed_over: list[Reason] = []
+    is_of_every_size = True
     for tree in target.trees:
         found = _choice_in(tree, problem, target)
         if isinstance(found, Choice):
-            return found, tuple(passed_over)
-        passed_over.extend(found)
-    return None, tuple(passed_over)
+            choices.append((found, tuple(passed_over)))
+        else:
+            passed_over.extend(found)
+            is_of_every_size &= not _rows_of_any_size(tree, problem, target)
+    return Found(tuple(choices), tuple(passed_over), is_of_every_size)
 
 
 def _choice_in(tree: Tree, problem: Problem, target: AmdTarget) -> Choice | list[Reason]:
@@ -168,16 +188,19 @@ class ReadyPlan(AmdPlan):
         target: AmdTarget,
         choice: Choice,
         passed_over: tuple[Reason, ...],
+        found: Found,
     ) -> None:
         row = choice.row
         block: Block = "aiter" if row.abi == "aiter" else "ready"
         super().__init__(problem, target, block, row.name, f"{row.file} of {choice.tree}")
         self.choice = choice
         self.passed_over = passed_over
+        self.is_named = not choice.tree.is_shipped
         self._row = row
         self._tile_for = choice.tiles.tile_for
         self._served: tuple[PlainSizes, Tile] = problem.sizes, self._tile_for(*problem.sizes[:2])
-        self._is_first_choice = not passed_over
+        self._kernels = [each.kernel for each, _ in found.choices]
+        self._trees_are_settled = found.is_of_every_size
         self._is_group = problem.mode == "gm1"
         self._is_top_left = problem.mask.top_left
         self._are_far_from_limits = are_far_from_limits(problem, row)
@@ -193,8 +216,14 @@ class ReadyPlan(AmdPlan):
         _, row, code_object, _ = self.choice
         self._bound = BoundKernel(self.problem, self.target, self.block, row, code_object)
 
+    def seconds(self, seqlen_q: int, seqlen_k: int) -> float:
+        return self.choice.tiles.seconds(seqlen_q, seqlen_k)
+
     def serves(self, sizes: PlainSizes) -> bool:
         seqlen_q, seqlen_k, _, _, _, _ = sizes
+        contest = self.contest
+        if contest is not None and contest.best(seqlen_q, seqlen_k) is not self:
+            return False
         tile = self._tile_for(seqlen_q, seqlen_k)
         if tile.row is not self._row:
             return False
@@ -202,10 +231,10 @@ class ReadyPlan(AmdPlan):
         self._served = sizes, tile
         if self._is_top_left and (seqlen_q != seqlen_k) != (self._row.mask == 1):
             return False
-        if self._is_first_choice and self._are_far_from_limits(sizes):
+        if self._trees_are_settled and self._are_far_from_limits(sizes):
             return True
-        chosen, _ = _choose(self.problem.with_sizes(sizes), self.target)
-        return chosen is not None and (chosen.tree, chosen.row) == (self.choice.tree, self._row)
+        found = _choose(self.problem.with_sizes(sizes), self.target)
+        return [choice.kernel for choice, _ in found.choices] == self._kernels
 
     def launch_for(self, sizes: PlainSizes) -> Launch:
         seqlen_q, seqlen_k, _, _, _, _ = sizes

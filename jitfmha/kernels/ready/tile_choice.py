@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ...amd.manifest import KernelRow
 from ...planning.target import AmdTarget
 from ...problem.problem import Problem
+from ..estimate import ForwardEstimate
 from .key_split import Splits
 from .policy import STEP_K, STEP_Q, Candidate, Load, quickest, steps
 
@@ -48,6 +49,12 @@ class TileChoice:
         self._lengths_of_step = STEP_Q * self._load.packs, STEP_K * self._load.packs
         by_size = sorted(rows, key=lambda row: -row.ts_qo)
         self._candidates = [Candidate.of(row, self._load) for row in by_size]
+        self._estimates = {
+            row: ForwardEstimate(
+                problem, target, "aiter" if row.abi == "aiter" else "ready", row, slices=1
+            )
+            for row in by_size
+        }
         self._chosen: dict[tuple[int, int], Tile] = {}
 
     def tile_for(self, seqlen_q: int, seqlen_k: int) -> Tile:
@@ -64,6 +71,17 @@ class TileChoice:
                 self._chosen.clear()
             tile = self._chosen[key] = self._choose(seqlen_q, seqlen_k)
         return tile
+
+    def seconds(self, seqlen_q: int, seqlen_k: int) -> float:
+        """What the chosen kernel is estimated to take, with the lengths of :meth:`tile_for`."""
+        row, (num_splits, _), _ = self.tile_for(seqlen_q, seqlen_k)
+        packs = self._load.packs
+        of_each = -(-seqlen_q // packs), -(-seqlen_k // packs)
+        seconds = self._estimates[row].seconds(*of_each, num_splits)
+        if num_splits > 1:
+            key_split = next(x.key_split for x in self._candidates if x.row is row)
+            seconds += key_split.combine_seconds(of_each[0], num_splits)
+        return seconds
 
     def _choose(self, seqlen_q: int, seqlen_k: int) -> Tile:
         candidates, load = self._candidates, self._load

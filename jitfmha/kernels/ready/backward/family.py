@@ -11,6 +11,7 @@ from ....planning.target import AmdTarget, Target
 from ....problem.features import Feature
 from ....problem.problem import PlainSizes, Problem
 from ...amd_plan import AmdPlan
+from ...backward_estimate import BackwardKernels, backward_seconds
 from ...compiled.backward_launch import backward_launch, load_kernels
 from ...rules import ATTENTION, BACKWARD, reasons_of
 from ..policy import fills_gpu
@@ -27,7 +28,7 @@ def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
     return tuple(reasons_of(RULES, problem, target.arch))
 
 
-def propose(problem: Problem, target: Target) -> ReadyBackwardPlan | Refusal:
+def propose(problem: Problem, target: Target) -> tuple[ReadyBackwardPlan] | Refusal:
     """Choose the code object for ``problem``, or say why there is none."""
     assert isinstance(target, AmdTarget)
     broken = reasons(problem, target)
@@ -47,7 +48,7 @@ def propose(problem: Problem, target: Target) -> ReadyBackwardPlan | Refusal:
             continue
         code_object = tree.code_object(row)
         if not isinstance(code_object, Exception):
-            return ReadyBackwardPlan(problem, target, tree, row, code_object)
+            return (ReadyBackwardPlan(problem, target, tree, row, code_object),)
         passed_over.append(Reason("{tree}: {error}", tree=tree, error=code_object))
     template = "No tree has code objects of backward kernels of ours for {arch}."
     return Refusal(tuple(passed_over) or (Reason(template, arch=target.arch),))
@@ -90,8 +91,13 @@ class ReadyBackwardPlan(AmdPlan):
         code_object: CodeObject,
     ) -> None:
         super().__init__(problem, target, "ready", row.symbol, f"{row.file} of {tree}")
+        self.is_named = not tree.is_shipped
         self.row = row
         self.code_object = code_object
+
+    def seconds(self, seqlen_q: int, seqlen_k: int) -> float:
+        kernels = BackwardKernels("ready", self.row.keys)
+        return backward_seconds(self.problem, self.target, kernels, seqlen_q, seqlen_k)
 
     def rows(self) -> tuple[KernelRow, ...]:
         return tuple(kernel.row for kernel in kernels_of(self.row))

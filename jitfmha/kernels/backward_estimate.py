@@ -1,0 +1,116 @@
+"""What backward passes take on a chip, estimated as :mod:`jitfmha.kernels.estimate` does forward.
+
+The kernel of the gradients, or of several of them, counts by its workgroups' cycles; what is before
+and after it by the bytes that it moves.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..planning.target import AmdTarget
+from ..problem.problem import Problem
+from .cycles import CyclesOf, Part, kernel_cycles
+from .estimate import RAGGED, Machine, is_ragged, spans_of_tiles
+from .ready.key_split import LAUNCH_GAP_SECONDS
+
+_ELEMENT_BYTES, _SUM_BYTES = 2, 4
+_EDGE_SECONDS = 2e-6  # of a launch that does little, by the cost model
+# Deterministic workgroups of a key head add to a tile of dq one after the other: so many tiles and
+# cycles after the one before, and under a causal mask, where most have begun later anyway, a share
+# of that. With these the ratios come out that hsa/README.md has calculated.
+_HAND_ON_TILES, _HAND_ON_CYCLES, _MASKED_SHARE = 2.2, 2000, 0.3
+
+
+class BackwardKernels(NamedTuple):
+    """What is known of the kernels of a pass.
+
+    Attributes:
+        kernels: whose they are.
+        rows: that workgroups of the kernel of dk and dv have, of keys.
+        edges: launches before and after that of the gradients.
+        has_lines_of_queries: whether each query head has workgroups of its own, also where query
+            heads share a key head.
+    """
+
+    kernels: CyclesOf
+    rows: int
+    edges: int = 2
+    has_lines_of_queries: bool = False
+
+
+def backward_seconds(
+    problem: Problem, target: AmdTarget, kernels: BackwardKernels, seqlen_q: int, seqlen_k: int
+) -> float:
+    """The seconds of a pass with lengths as those of sizes, in gm1 of all sequences together."""
+    machine = Machine.of(target)
+    packs = max(problem.batch, 1) if problem.mode == "gm1" else 1
+    lengths = -(-seqlen_q // packs), -(-seqlen_k // packs)
+    if min(lengths) == 0 or problem.is_empty:
+        return 0.0
+    is_turns = problem.is_deterministic and kernels.kernels == "ready"
+    hdim_q, hdim_v = problem.hdim_q, problem.hdim_v
+    if kernels.kernels == "compiled":
+        of_queries = _seconds(
+            problem, machine, kernels, "dq", lengths, products=2 * hdim_q + hdim_v
+        )
+        of_keys = _seconds(
+            problem, machine, kernels, "dk_and_dv", lengths, products=2 * hdim_q + 2 * hdim_v
+        )
+        return of_queries + of_keys + LAUNCH_GAP_SECONDS
+    part: Part = "deterministic" if is_turns else "gradients"
+    gradients = _seconds(problem, machine, kernels, part, lengths, products=3 * hdim_q + 2 * hdim_v)
+    # The first reads out and dout; float32 sums of dq are zeroed, and read for dq.
+    moved = 2 * hdim_v * _ELEMENT_BYTES + hdim_q * (2 * _SUM_BYTES + _ELEMENT_BYTES)
+    rows = problem.batch * problem.heads_q * lengths[0]
+    edges = kernels.edges * (_EDGE_SECONDS + LAUNCH_GAP_SECONDS)
+    return gradients + edges + rows * moved / machine.bytes_per_second
+
+
+def _seconds(
+    problem: Problem,
+    machine: Machine,
+    kernels: BackwardKernels,
+    part: Part,
+    lengths: tuple[int, int],
+    products: int,
+) -> float:
+    """Of one kernel; ``products`` are those for a query and a key."""
+    mask, gqa = problem.mask, problem.gqa
+    hdims = problem.hdim_q, problem.hdim_v
+    measured = kernel_cycles(
+        *(machine.arch, kernels.kernels, part, problem.dtype, hdims, not mask.is_none)
+    )
+    of_rows = (each for each in measured if each.rows == kernels.rows)
+    cycles = next(of_rows, None) or measured[-1].with_rows(kernels.rows)
+    own, other = lengths
+    lines, rounds = problem.batch * problem.heads_q, 1
+    if part != "dq":
+        own, other = other, own
+        mask = mask._replace(left=mask.right, right=mask.left)
+        if not kernels.has_lines_of_queries:
+            lines, rounds = problem.batch * problem.heads_k, gqa
+    tiles = -(-own // cycles.rows)
+    spans = spans_of_tiles(mask, own, other, tiles, cycles.rows)
+    rows = [float(rounds * (end - begin)) for begin, end in spans]
+    if is_ragged(problem):
+        rows = [count * share for share in (RAGGED, 2 - RAGGED) for count in rows]
+    workgroups = lines * tiles
+    shared = min(cycles.most_shared, -(-workgroups // machine.compute_units))
+    sizes = [cycles.of_workgroup(shared, count) for count in rows]
+    launch = machine.cycles_of_launch(sizes, workgroups, shared)
+    if part == "deterministic":
+        tile = 32 * max(128 // hdims[0], 1)  # of queries
+        at_once = min(tiles, machine.compute_units * shared // lines or 1)
+        waits = (at_once - 1) * (
+            _HAND_ON_TILES * tile * cycles.of_row[shared - 1] + _HAND_ON_CYCLES
+        )
+        launch += waits if mask.is_none else _MASKED_SHARE * waits
+    total = workgroups * sum(rows) / len(rows) * cycles.rows * products
+    moved = (
+        problem.batch
+        * _ELEMENT_BYTES
+        * sum(hdims)
+        * (2 * problem.heads_q * lengths[0] + 2 * problem.heads_k * lengths[1])
+    )
+    return machine.overlapped(machine.seconds_of(launch, total), moved)

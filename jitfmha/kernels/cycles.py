@@ -1,0 +1,122 @@
+"""The cycles that workgroups take, as ``cycles.csv`` has them.
+
+They are the emulator's cost model's: ``op_tests/rigs/kernel_cycles.py`` measured them, and does so
+anew after the model or a kernel has changed. A kernel that is not in the file counts as the next
+wider one of its family.
+"""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from ..amd.chips import Arch
+
+CyclesOf = Literal["ready", "compiled", "aiter"]
+"""Whose kernels: code objects of ours or of AITER's, or what is compiled for a call."""
+
+Part = Literal["forward", "gradients", "deterministic", "dq", "dk_and_dv"]
+"""Of a pass: the kernel of a backward pass that makes all gradients, or those that make some."""
+
+COLUMNS = (
+    *("arch", "kernels", "part", "dtype", "hdim_q", "hdim_v", "rows", "masked"),
+    *("cycles_of_row", "cycles_once"),
+)
+_FILE = Path(__file__).with_name("cycles.csv")
+# Others have the cycles of this data type.
+_USUAL_DTYPE = "bf16"
+
+
+class KernelCycles(NamedTuple):
+    """What workgroups take, by how many of them share a compute unit, beginning with one.
+
+    Attributes:
+        rows: that a workgroup has: queries, or keys of kernels that make dk and dv.
+        of_row: cycles for each row that it goes through, of keys or queries.
+        once: cycles beside those.
+    """
+
+    rows: int
+    of_row: tuple[float, ...]
+    once: tuple[float, ...]
+
+    @property
+    def most_shared(self) -> int:
+        """How many workgroups a compute unit has room for."""
+        return len(self.of_row)
+
+    def with_rows(self, rows: int) -> KernelCycles:
+        """What workgroups with another number of rows take, in proportion."""
+        return self._replace(rows=rows, of_row=tuple(x * rows / self.rows for x in self.of_row))
+
+    def of_workgroup(self, shared: int, rows: float) -> float:
+        """Cycles of each of ``shared`` workgroups of a unit that go through so many rows."""
+        return self.once[shared - 1] + self.of_row[shared - 1] * rows
+
+
+@cache
+def kernel_cycles(
+    arch: Arch,
+    kernels: CyclesOf,
+    part: Part,
+    dtype: str,
+    hdims: tuple[int, int],
+    is_masked: bool,
+) -> tuple[KernelCycles, ...]:
+    """The cycles of a kernel: one entry for each number of rows, the fewest first.
+
+    Of ready kernels that is the size of a tile; compiled ones take less where some of their waves
+    have no rows. ``dtype`` is that of queries, "fp8" for both forms.
+    """
+    wanted = arch, kernels, part, is_masked
+    rows = [row for row in _rows() if row[:4] == wanted]
+    of_dtype = [row for row in rows if row.dtype == dtype]
+    rows = of_dtype or [row for row in rows if row.dtype == _USUAL_DTYPE]
+
+    def is_narrow(row: _Row) -> bool:
+        return row.hdims[0] < hdims[0] or row.hdims[1] < hdims[1]
+
+    # Of those that are wide enough the narrowest one, or else the widest.
+    best = min((row.hdims for row in rows if not is_narrow(row)), key=sum, default=None) or max(
+        (row.hdims for row in rows), key=sum
+    )
+    scale = max(sum(hdims) / sum(best), 1.0)
+    found = [row.cycles for row in rows if row.hdims == best]
+    return tuple(
+        each._replace(of_row=tuple(scale * x for x in each.of_row)) for each in sorted(found)
+    )
+
+
+class _Row(NamedTuple):
+    arch: str
+    kernels: str
+    part: str
+    is_masked: bool
+    dtype: str
+    hdims: tuple[int, int]
+    cycles: KernelCycles
+
+
+@cache
+def _rows() -> tuple[_Row, ...]:
+    with _FILE.open(newline="", encoding="utf-8") as file:
+        return tuple(
+            _Row(
+                row["arch"],
+                row["kernels"],
+                row["part"],
+                row["masked"] == "1",
+                row["dtype"],
+                (int(row["hdim_q"]), int(row["hdim_v"])),
+                KernelCycles(
+                    int(row["rows"]), _numbers(row["cycles_of_row"]), _numbers(row["cycles_once"])
+                ),
+            )
+            for row in csv.DictReader(file)
+        )
+
+
+def _numbers(cell: str) -> tuple[float, ...]:
+    return tuple(float(x) for x in cell.split())

@@ -1,0 +1,201 @@
+"""Which family a call takes on an AMD GPU: the one that is estimated to take least."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from amd_problems import AmdProblem
+from inputs import prefix_sums
+from rigs.recording_runtime import RecordingRuntime
+from torch import Tensor
+from untyped import explain, explain_bwd, fmha_fwd
+
+from jitfmha import emulate
+from jitfmha.amd.chips import Arch
+from jitfmha.call import run
+from jitfmha.flash_attn import flash_attn_with_kvcache
+from jitfmha.jit.resources import hsa_dir
+from jitfmha.kernels.cycles import kernel_cycles
+from jitfmha.planning.plan import Plan
+from jitfmha.planning.target import Target
+from jitfmha.problem.arguments import Arguments
+from jitfmha.problem.problem import Problem, make_problem
+
+CHIPS = ("MI300X", "MI308X", "MI350X", "MI355X")
+
+
+def tensors(
+    batch: int, heads: tuple[int, int], seqlens: tuple[int, int], hdim: int = 128
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of bf16, without memory."""
+    rows = zip(seqlens, heads, strict=True)
+    q, k = (torch.empty(batch, n, h, hdim, dtype=torch.bfloat16, device="meta") for n, h in rows)
+    return q, k, k
+
+
+def family(*shape: Any, device: str, **options: Any) -> str:
+    return str(explain(*tensors(*shape), device=device, **options).plan.family)
+
+
+@pytest.mark.parametrize("device", CHIPS)
+@pytest.mark.parametrize("shape", [(16, 8192), (1, 32768), (64, 2048)])
+def test_decoding_reads_keys_once_for_the_heads_that_share_them(device, shape):
+    batch, keys = shape
+    for mask in (0, 2):
+        plan = explain(*tensors(batch, (32, 8), (1, keys)), device=device, mask=mask)
+        assert "_stacked_" in plan.plan.kernel
+        estimates = {x["family"]: x["microseconds"] for x in plan.to_dict()["estimates"]}
+        assert estimates["ready"] > 1.5 * estimates["compiled"]
+    packed = [x[0].expand(batch, *x.shape[2:]) for x in tensors(1, (32, 8), (1, 1))[:1]]
+    k = torch.empty(batch * keys, 8, 128, dtype=torch.bfloat16, device="meta")
+    sums_q, sums_k = prefix_sums([1] * batch), prefix_sums([keys] * batch)
+    options = {"cu_seqlens_q": sums_q.to("meta"), "cu_seqlens_k": sums_k.to("meta")}
+    assert "_stacked_" in explain(*packed, k, k, device=device, **options).plan.kernel
+
+
+@pytest.mark.parametrize("device", CHIPS)
+@pytest.mark.parametrize("heads", [(32, 32), (64, 8)])
+def test_prefill_takes_kernels_that_come_ready(device, heads):
+    for mask in (0, 2):
+        assert family(4, heads, (4096, 4096), device=device, mask=mask) == "ready"
+
+
+def test_the_tiles_of_gfx942_for_hdim_64_are_slower_than_compiled_ones():
+    assert family(4, (32, 32), (4096, 4096), 64, device="MI300X") == "compiled"
+
+
+@pytest.mark.parametrize(
+    ("device", "hdim", "heads", "batch", "taken"),
+    [
+        # hsa/README.md: workgroups wait for their turns where all of a head begin at once.
+        ("MI355X", 64, 8, 1, "compiled"),
+        ("MI355X", 128, 8, 1, "compiled"),
+        ("MI300X", 128, 64, 8, "ready"),
+        ("MI355X", 128, 64, 8, "ready"),
+    ],
+)
+def test_small_deterministic_backward(device, hdim, heads, batch, taken):
+    q, k, v = tensors(batch, (heads, heads), (4096, 4096), hdim)
+    lse = torch.empty(batch, heads, 4096, device="meta")
+
+    def families(deterministic: bool) -> str:
+        plan = explain_bwd(q, q, k, v, q, lse, device=device, deterministic=deterministic)
+        return str(plan.plan.family)
+
+    assert families(deterministic=True) == taken
+    assert families(deterministic=False) == "ready"
+
+
+def test_explain_prints_the_estimates():
+    plan = explain(*tensors(16, (32, 8), (1, 8192)), device="MI300X")
+    values = json.loads(json.dumps(plan.to_dict()))
+    ready, compiled = values["estimates"]
+    assert (ready["family"], compiled["family"]) == ("ready", "compiled")
+    lines = str(plan).splitlines()
+    assert f"estimate {compiled['microseconds']:.4g} us" in lines
+    said = f"{ready['kernel']} of {ready['source']} is estimated to take"
+    assert f"not ready: {said} {ready['microseconds']:.4g} us." in lines
+    assert not any("preferred" in line for line in lines)
+
+
+def test_a_named_tree_is_taken_where_it_is_as_quick(monkeypatch):
+    """Ours under another name, beside ours; for decoding it is no use."""
+    ours = hsa_dir()
+    monkeypatch.setenv("JITFMHA_HSA_DIR", str(ours))
+    for batch, heads, seqlens, is_named in (
+        (4, (32, 32), (4096, 4096), True),
+        (16, (32, 8), (1, 8192), False),
+    ):
+        plan = explain(*tensors(batch, heads, seqlens), device="MI300X")
+        assert len(plan.estimates) == 3
+        assert (f"JITFMHA_HSA_DIR={ours}" in plan.plan.source) == is_named
+
+
+def test_a_tree_in_aiters_form_is_no_choice_for_decoding(tree: Path):
+    with emulate("gfx942"):
+        q, k = (torch.empty(16, n, h, 128).bfloat16() for n, h in ((1, 32), (8192, 8)))
+        plan = explain(q, k, k, bf16_cvt="rtne")
+    assert plan.plan.family == "compiled"
+    assert str(tree) in plan.to_dict()["estimates"][0]["source"]
+
+
+def counted_plans(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
+    plans: list[Problem] = []
+    plan_for = run.plan_for
+
+    def counted(problem: Problem, target: Target) -> Plan:
+        plans.append(problem)
+        return plan_for(problem, target)
+
+    monkeypatch.setattr(run, "plan_for", counted)
+    return plans
+
+
+def test_a_growing_loop_is_planned_once_for_each_kernel(runtime: RecordingRuntime, monkeypatch):
+    """And each call gets the kernel that a fresh process would give it."""
+    lengths = (*range(1, 130, 3), *range(130, 3000, 37))
+    q = torch.zeros(1, 1, 8, 128, dtype=torch.bfloat16)
+    cache = torch.zeros(1, max(lengths), 8, 128, dtype=torch.bfloat16)
+
+    def symbols(each_afresh: bool) -> list[bytes]:
+        runtime.reset()
+        target = runtime.target("MI300X")
+        for n in lengths:
+            with runtime.stands_for(runtime.target("MI300X") if each_afresh else target):
+                fmha_fwd(q, cache[:, :n], cache[:, :n])
+        return [launch.symbol for launch in runtime.launches()]
+
+    plans = counted_plans(monkeypatch)
+    in_a_loop = symbols(each_afresh=False)
+    kernels = {symbol for symbol in in_a_loop if not symbol.endswith(b"_combine")}
+    assert len(plans) == len(kernels)
+    assert in_a_loop == symbols(each_afresh=True)
+
+
+def test_a_kv_cache_takes_the_stacked_kernel(runtime: RecordingRuntime, monkeypatch):
+    q = torch.zeros(8, 1, 32, 128, dtype=torch.bfloat16)
+    cache = torch.zeros(8, 2048, 8, 128, dtype=torch.bfloat16)
+    plans = counted_plans(monkeypatch)
+    with runtime.stands_for(runtime.target("MI355X")):
+        for n in range(2000, 2040):
+            lengths = torch.full((8,), n, dtype=torch.int32)
+            flash_attn_with_kvcache(q, cache, cache, cache_seqlens=lengths, causal=True)
+    assert all(b"_stacked_" in launch.symbol for launch in runtime.launches())
+    assert len(plans) == 1
+
+
+@pytest.mark.parametrize("chip", ["gfx942", "gfx942-mi308", "gfx950"])
+@pytest.mark.parametrize("is_group", [False, True])
+def test_what_is_taken_computes_the_right_thing(rng, chip, is_group):
+    lengths = ((3, 900), (1, 590)) if is_group else ((1, 700),)
+    batch = None if is_group else 2
+    call = AmdProblem(rng, heads=(16, 1), lengths=lengths, batch=batch, mask=2)
+    with emulate(chip, check=True) as seen:
+        assert explain(call.q, call.k, call.v, **call.arguments).plan.family == "compiled"
+        actual = call.run()
+    assert seen.findings() == ()
+    call.assert_right(actual, 2**-8)
+
+
+def test_a_plan_of_stacked_heads_serves_few_queries(runtime: RecordingRuntime):
+    q = torch.zeros(1, 8, 8, 96, dtype=torch.bfloat16)
+    x = torch.zeros(1, 300, 2, 96, dtype=torch.bfloat16)
+    problem = make_problem(Arguments.of(q, x, x, {}))
+    plan = run.plan_for(problem, runtime.target("MI300X"))
+    for n, is_served in ((1, True), (64, True), (65, False), (300, False)):
+        assert plan.serves(problem.sizes._replace(seqlen_q=n)) == is_served
+    far = problem.sizes._replace(q=(0, 8 * 96, 1 << 29, 1))
+    assert not plan.serves(far)
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_kernels_that_were_not_measured_count_as_wider_ones(arch: Arch):
+    def cycles(hdims: tuple[int, int], dtype: str = "bf16") -> float:
+        return kernel_cycles(arch, "compiled", "forward", dtype, hdims, False)[-1].of_row[0]
+
+    assert cycles((80, 80)) == cycles((96, 96))
+    assert cycles((96, 32)) == cycles((96, 96))
+    assert cycles((96, 96)) < cycles((128, 128)) < cycles((256, 256))
+    assert cycles((1152, 1024)) == pytest.approx(2 * cycles((576, 512)))

@@ -1,0 +1,211 @@
+"""Measures, by the emulator's cost model, the cycles that kernels' workgroups take.
+
+    cd op_tests && python -m rigs.kernel_cycles ../jitfmha/kernels/cycles.csv
+
+writes what the estimates of plans are made of (``jitfmha/kernels/cycles.py``): after the model or a
+kernel has changed. Rows of AITER's kernels are those of the tree that ``JITFMHA_HSA_DIR`` names;
+without one the rows that the file has are kept.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from jitfmha.amd import chips
+from jitfmha.amd.node import VIRTUAL_NODE
+from jitfmha.amd.tree import HSA_DIR, trees_of
+from jitfmha.call.interface import fmha_bwd, fmha_fwd
+from jitfmha.emulator import emulate
+from jitfmha.emulator.profile import LaunchProfile
+from jitfmha.kernels.cycles import COLUMNS, Part
+from jitfmha.kernels.ready.key_split import KeySplit
+
+from .modelled_call import Kernels, aligned, take_only
+
+Served = tuple[tuple[str, tuple[int, int]], ...]
+"""Data types and head dimensions."""
+
+_DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "int8": torch.int8,
+}
+_FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
+_HDIMS_16_BITS = ((64, 64), (128, 128))
+_READY = (
+    *(("bf16", hdims) for hdims in (*_HDIMS_16_BITS, (192, 128))),
+    *(("fp16", hdims) for hdims in _HDIMS_16_BITS),
+    ("fp8", (128, 128)),
+)
+_AITER = (("bf16", (128, 128)), ("bf16", (192, 128)), ("fp8", (128, 128)), ("fp8", (256, 256)))
+_COMPILED = (
+    *(("bf16", (n, n)) for n in (32, 64, 96, 128, 160, 192, 256)),
+    *(("bf16", hdims) for hdims in ((64, 128), (128, 64), (192, 128), (576, 512))),
+    *((dtype, (n, n)) for dtype in ("fp16", "fp8", "int8", "fp32") for n in (64, 128, 256)),
+)
+_BACKWARD = tuple(
+    (dtype, hdims)
+    for dtype in ("bf16", "fp16")
+    for hdims in (*_HDIMS_16_BITS, (192, 128), (192, 192))
+)
+# What workgroups go through: keys of forward kernels and those of dq, else queries.
+_LENGTHS = (512, 2048)
+
+
+class _Kind(NamedTuple):
+    """Which kernel is measured.
+
+    Attributes:
+        part: of a pass.
+        rows: that a workgroup has.
+    """
+
+    kernels: Kernels
+    part: Part
+    dtype: str
+    hdims: tuple[int, int]
+    rows: int
+    is_masked: bool
+
+    @property
+    def row(self) -> tuple[object, ...]:
+        """What the file has of it."""
+        name = "aiter" if self.kernels == "named" else self.kernels
+        return name, self.part, self.dtype, *self.hdims, self.rows, int(self.is_masked)
+
+
+def _kinds() -> Iterator[_Kind]:
+    served: list[tuple[Kernels, Part, Served, tuple[int, ...]]] = [
+        ("ready", "forward", _READY, (256, 128)),
+        ("compiled", "forward", _COMPILED, (128, 32)),
+        ("ready", "gradients", _BACKWARD, (512, 256, 128)),
+        ("ready", "deterministic", _BACKWARD, (256, 128)),
+        ("compiled", "dq", _BACKWARD, (128,)),
+        ("compiled", "dk_and_dv", _BACKWARD, (128,)),
+    ]
+    if os.environ.get(HSA_DIR):
+        served += [
+            ("named", "forward", _AITER, (256, 128)),
+            ("named", "gradients", _BACKWARD, (256, 192, 128, 64)),
+        ]
+    for kernels, part, calls, rows in served:
+        for (dtype, hdims), each, is_masked in product(calls, rows, (False, True)):
+            yield _Kind(kernels, part, dtype, hdims, each, is_masked)
+
+
+def _profiles(arch: chips.Arch, kind: _Kind, heads: int, length: int) -> tuple[LaunchProfile, ...]:
+    """Of launches with one tile of each head; none where the family does not serve it.
+
+    All heads have the same queries, keys and values: what they are changes no cost.
+    """
+    dtype = _FP8[arch] if kind.dtype == "fp8" else _DTYPES[kind.dtype]
+    hdim_q, hdim_v = kind.hdims
+    rows_q, rows_k = kind.rows, length
+    if kind.part not in ("forward", "dq"):
+        rows_q, rows_k = rows_k, rows_q
+
+    def expanded(rows: int, hdim: int, of: torch.dtype = dtype) -> Tensor:
+        return aligned(of, 1, rows, 1, hdim).fill_(1).expand(1, rows, heads, hdim)
+
+    q, k, v = expanded(rows_q, hdim_q), expanded(rows_k, hdim_q), expanded(rows_k, hdim_v)
+    is_deterministic = kind.part == "deterministic"
+    threads = 1 if is_deterministic else None
+    profiled = emulate(arch, profile=True, sample=1, threads=threads)
+    with profiled as run, patch.object(KeySplit, "num_splits", _one):
+        take_only(kind.kernels)
+        try:
+            if kind.part == "forward":
+                fmha_fwd(q, k, v, mask=2 if kind.is_masked else 0)
+                return run.profiles()[:1]
+            out = expanded(rows_q, hdim_v)
+            lse = torch.full((1, heads, rows_q), 10.0)
+            # Under a mask of the one corner the queries of a tile see all keys before it, of the
+            # other one the keys of a tile are seen by all queries behind it.
+            corner = 2 if kind.part == "dq" else 1
+            fmha_bwd(
+                *(out, q, k, v, out, lse),
+                mask=corner if kind.is_masked else 0,
+                deterministic=is_deterministic,
+            )
+        except NotImplementedError:
+            return ()
+        first, *others = run.profiles()
+        if kind.part == "dq":
+            return (first,)
+        # Of wide heads dk and dv have kernels of their own.
+        return tuple(others) if kind.part == "dk_and_dv" else (others[0],)
+
+
+def _one(split: KeySplit, seqlen_q: int, key_tiles: int) -> int:
+    return 1
+
+
+def _rows(arch: chips.Arch) -> Iterator[tuple[object, ...]]:
+    chip = chips.chip(VIRTUAL_NODE[arch])
+    units = chip.compute_units
+    tiles: dict[str, int] = {}
+    for tree in trees_of(chip):
+        tiles |= {row.symbol: row.ts_qo for row in tree.forward.rows}
+        tiles |= {row.symbol: row.keys for row in tree.ready_backward.rows}
+        tiles |= {row.symbol: row.ts for row in tree.aiter_backward.rows}
+    seen = set()
+    for kind in _kinds():
+        # Of backward kernels those with few keys are for launches that leave units idle.
+        spare = int(kind.rows == 128)
+        found = _profiles(arch, kind, units - spare, _LENGTHS[0])
+        if not found or tiles.get(found[0].kernel, kind.rows) != kind.rows:
+            continue
+        first = found[0]
+        name = first.kernel, kind.kernels == "compiled" and kind.rows
+        if name in seen:
+            continue
+        seen.add(name)
+        slices = max(round(first.launched_workgroups / units), 1)
+        of_row: list[str] = []
+        once: list[str] = []
+        for shared in range(1, first.occupancy.workgroups + 1):
+            heads = shared * units // slices - spare
+            cycles = [_cycles_of(_profiles(arch, kind, heads, length)) for length in _LENGTHS]
+            slope = (cycles[1] - cycles[0]) / (_LENGTHS[1] - _LENGTHS[0])
+            of_row.append(f"{slope:.2f}")
+            once.append(f"{cycles[0] - slope * _LENGTHS[0]:.0f}")
+        row = (arch, *kind.row, " ".join(of_row), " ".join(once))
+        print(*row, sep=",", file=sys.stderr)
+        yield row
+
+
+def _cycles_of(profiles: tuple[LaunchProfile, ...]) -> int:
+    """Of a workgroup of each."""
+    cycles = 0
+    for profile in profiles:
+        assert profile.timing is not None, profile.why_not
+        cycles += profile.timing.cycles
+    return cycles
+
+
+def main(path: Path) -> None:
+    """Measure, and write the file."""
+    kept = []
+    if not os.environ.get(HSA_DIR):
+        with path.open(newline="", encoding="utf-8") as file:
+            kept = [row for row in csv.reader(file) if row[1] == "aiter"]
+    rows = [*(row for arch in ("gfx942", "gfx950") for row in _rows(arch)), *kept]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
