@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..planning.target import AmdTarget
 from ..problem.problem import Problem
 from .cycles import CyclesOf, Part, kernel_cycles
-from .estimate import RAGGED, Machine, is_ragged, spans_of_tiles
+from .estimate import Machine, length_shares, spans_of_tiles
 from .ready.key_split import LAUNCH_GAP_SECONDS
 
 _ELEMENT_BYTES, _SUM_BYTES = 2, 4
@@ -92,9 +92,8 @@ def _seconds(
             lines, rounds = problem.batch * problem.heads_k, gqa
     tiles = -(-own // cycles.rows)
     spans = spans_of_tiles(mask, own, other, tiles, cycles.rows)
-    rows = [float(rounds * (end - begin)) for begin, end in spans]
-    if is_ragged(problem):
-        rows = [count * share for share in (RAGGED, 2 - RAGGED) for count in rows]
+    counts = [rounds * (end - begin) for begin, end in spans]
+    rows = [count * share for share in length_shares(problem) for count in counts]
     workgroups = lines * tiles
     shared = min(cycles.most_shared, -(-workgroups // machine.compute_units))
     sizes = [cycles.of_workgroup(shared, count) for count in rows]

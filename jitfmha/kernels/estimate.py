@@ -36,14 +36,13 @@ _UNIT_PRODUCTS: dict[Arch, int] = {"gfx942": 1024, "gfx950": 2048}
 _FP32_PRODUCTS, _FP8_PRODUCTS, _COMPILED_FP8_PRODUCTS = 8.0, 0.5, 0.75
 
 
-# The lengths of packed sequences are on the GPU. Half of them count as so many times as long as all
-# on average, and the others as so much shorter: in decoding they are seldom equal.
-RAGGED = 1.5
+def length_shares(problem: Problem) -> tuple[float, ...]:
+    """The lengths of sequences over their mean, the longest first; each has as many of them.
 
-
-def is_ragged(problem: Problem) -> bool:
-    """Whether sequences may differ in length."""
-    return problem.mode == "gm1" and problem.batch > 1
+    Those of packed sequences are on the GPU, and seldom equal: half of these count as twice as long
+    as they are on average, and the others as empty.
+    """
+    return (2.0, 0.0) if problem.mode == "gm1" and problem.batch > 1 else (1.0,)
 
 
 class Clock(NamedTuple):
@@ -128,7 +127,7 @@ class ForwardEstimate:
         """Prepare for a kernel that makes the output in ``slices``; ``row`` describes it."""
         self._machine = Machine.of(target)
         self._mask = problem.mask
-        self._is_ragged = is_ragged(problem)
+        self._length_shares = length_shares(problem)
         self._sink_size = problem.modifiers.sink_size
         self._ts_qo, self._ts_kv = row.ts_qo, row.ts_kv
         self._rows_of_query = problem.gqa if row.stacks_heads else 1
@@ -169,8 +168,7 @@ class ForwardEstimate:
         if workgroups == 0 or seqlen_k == 0:
             return 0.0
         keys = [count / num_splits for count in self._keys_of_tiles(seqlen_q, seqlen_k, tiles)]
-        if self._is_ragged:
-            keys = [count * share for share in (RAGGED, 2 - RAGGED) for count in keys]
+        keys = [count * share for share in self._length_shares for count in keys]
         mean = sum(keys) / len(keys)
         shared = min(self.most_shared, -(-workgroups // machine.compute_units))
         cycles = self._cycles_of(rows / tiles)

@@ -104,9 +104,9 @@ class Plan(ABC):
         """
 
 
-# How many times as long kernels of a tree that the user names may take, and those of a family that
-# is preferred: estimates are not as exact, and others may have to be compiled.
-_NAMED_BONUS, _PREFERRED_BONUS = 1.1, 1.03
+_NAMED_BONUS = 1.1
+"""How many times as long kernels of a tree that the user names may take."""
+
 
 _MOST_CHOSEN = 4096
 # Lengths count in steps, so that a loop whose lengths grow seldom has to choose anew: of a
@@ -120,8 +120,7 @@ class Contest:
     What was chosen is remembered for as many steps of lengths.
 
     Attributes:
-        plans: in order of preference, which decides where there are no estimates, or about equal
-            ones.
+        plans: in order of preference, which decides where there are no estimates, or equal ones.
     """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
@@ -135,7 +134,7 @@ class Contest:
         self._last = -1, 0, 0, self.plans[0]
 
     def best(self, seqlen_q: int, seqlen_k: int) -> Plan:
-        """The plan that takes least, or hardly more; lengths are as :meth:`Plan.seconds` has them.
+        """The plan that takes least; lengths are as :meth:`Plan.seconds` has them.
 
         It has to be quick, since every new length comes by here.
         """
@@ -180,7 +179,7 @@ class Contest:
             return first
         for plan in others:
             rank = rank_of(plan, seqlen_q, seqlen_k)
-            if rank is not None and rank * _PREFERRED_BONUS < least:
+            if rank is not None and rank < least:
                 first, least = plan, rank
         return first
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...planning.target import AmdTarget
 from ...problem.problem import Problem
-from ..estimate import RAGGED, ForwardEstimate, is_ragged
+from ..estimate import ForwardEstimate, length_shares
 from .split_choice import SplitChoice
 from .traits import ForwardTraits, stacks_heads
 
@@ -29,7 +29,7 @@ class CompiledEstimate:
         estimate, splits = self._estimates(stacks_heads(problem, self._traits.tile))
         seqlen_q, seqlen_k = -(-seqlen_q // self._packs), -(-seqlen_k // self._packs)
         # As many as pay for the longest sequence, which calls mostly tell.
-        longest = int(RAGGED * seqlen_k) if is_ragged(self._problem) else seqlen_k
+        longest = int(length_shares(self._problem)[0] * seqlen_k)
         num_splits, _ = splits.splits(seqlen_q, longest)
         seconds = estimate.seconds(seqlen_q, seqlen_k, num_splits)
         return seconds + splits.combine_seconds(seqlen_q, num_splits)

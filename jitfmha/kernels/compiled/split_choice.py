@@ -7,6 +7,7 @@ from functools import lru_cache
 from ...amd.manifest import KernelRow
 from ...planning.target import AmdTarget
 from ...problem.problem import Problem
+from ..ready.combine_estimate import combine_seconds
 from ..ready.key_split import ONE_SPLIT, KeySplit, Splits
 
 
@@ -31,7 +32,7 @@ class SplitChoice:
 
     def combine_seconds(self, seqlen_q: int, num_splits: int) -> float:
         """What it takes to combine them, for sequences of up to ``seqlen_q`` queries."""
-        return self._split.combine_seconds(seqlen_q * self._rows_of_query, num_splits)
+        return combine_seconds(self._split, seqlen_q * self._rows_of_query, num_splits)
 
     def _splits(self, seqlen_q: int, seqlen_k: int) -> Splits:
         """Choose for sequences of up to ``seqlen_q`` queries and about ``seqlen_k`` keys."""

@@ -95,26 +95,16 @@ class KeySplit:
         # Each split more makes splits shorter, but takes longer to be combined.
         seconds = key_tiles * self.tile_seconds
         busy_seconds = seconds * self.busy_slowdown
-        more_seconds = _COMBINE_SECONDS_OF_SPLIT + self.result_seconds(seqlen_q)
+        results_seconds = 4 * self.workspace_floats(seqlen_q, 1) * self.byte_seconds
+        more_seconds = _COMBINE_SECONDS_OF_SPLIT + results_seconds
         # The best number is this one, or the next.
         num_splits = min(most, max(2, isqrt(int(busy_seconds / more_seconds))))
         next_seconds = busy_seconds / (num_splits * (num_splits + 1))  # that the next one saves
         if num_splits < most and next_seconds > more_seconds:
             num_splits += 1
-        split_seconds = busy_seconds / num_splits + self.combine_seconds(seqlen_q, num_splits)
-        return num_splits if split_seconds < seconds else 1
-
-    def result_seconds(self, seqlen_q: int) -> float:
-        """What it takes to write and read what one split of all keys leaves."""
-        return 4 * self.workspace_floats(seqlen_q, 1) * self.byte_seconds
-
-    def combine_seconds(self, seqlen_q: int, num_splits: int) -> float:
-        """What splits take beside the tiles of keys: 0 where there is one."""
-        if num_splits == 1:
-            return 0.0
-        more_seconds = _COMBINE_SECONDS_OF_SPLIT + self.result_seconds(seqlen_q)
-        once_seconds = LAUNCH_GAP_SECONDS + _COMBINE_SECONDS + 2 * self.result_seconds(seqlen_q)
-        return more_seconds * (num_splits - 2) + once_seconds
+        split_seconds = busy_seconds / num_splits + more_seconds * (num_splits - 2)
+        once_seconds = LAUNCH_GAP_SECONDS + _COMBINE_SECONDS + 2 * results_seconds
+        return num_splits if split_seconds + once_seconds < seconds else 1
 
     def splits(self, seqlen_q: int, key_tiles: int) -> Splits:
         """Return :meth:`num_splits` with the workspace that the parts need."""

@@ -10,6 +10,7 @@ from ...amd.manifest import KernelRow
 from ...planning.target import AmdTarget
 from ...problem.problem import Problem
 from ..estimate import ForwardEstimate
+from .combine_estimate import combine_seconds
 from .key_split import Splits
 from .policy import STEP_K, STEP_Q, Candidate, Load, quickest, steps
 
@@ -78,10 +79,8 @@ class TileChoice:
         packs = self._load.packs
         of_each = -(-seqlen_q // packs), -(-seqlen_k // packs)
         seconds = self._estimates[row].seconds(*of_each, num_splits)
-        if num_splits > 1:
-            key_split = next(x.key_split for x in self._candidates if x.row is row)
-            seconds += key_split.combine_seconds(of_each[0], num_splits)
-        return seconds
+        key_split = next(x.key_split for x in self._candidates if x.row is row)
+        return seconds + combine_seconds(key_split, of_each[0], num_splits)
 
     def _choose(self, seqlen_q: int, seqlen_k: int) -> Tile:
         candidates, load = self._candidates, self._load
