@@ -34,7 +34,8 @@ double units_at_work(const Dispatch& dispatch) {
 std::vector<Hbm::Part> parts_of(const Dispatch& dispatch, const std::vector<Steps>& waves) {
   const u64 line_bytes = dispatch.observation->rates.line_bytes;
   std::vector<u32> lines;
-  for (const Steps& steps : waves) lines.insert(lines.end(), steps.lines.begin(), steps.lines.end());
+  for (const Steps& steps : waves)
+    lines.insert(lines.end(), steps.lines.begin(), steps.lines.end());
   std::sort(lines.begin(), lines.end());
   lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
   std::vector<Hbm::Part> parts;
@@ -42,11 +43,11 @@ std::vector<Hbm::Part> parts_of(const Dispatch& dispatch, const std::vector<Step
     // As if the range began where a line does: see global_access.
     const u32 first = static_cast<u32>(range.begin / line_bytes);
     const u32 count = static_cast<u32>((range.end - range.begin + line_bytes - 1) / line_bytes);
-    const auto touched = std::count_if(lines.begin(), lines.end(),
-                                       [&](u32 line) { return line - first < count; });
+    const auto touched =
+        std::count_if(lines.begin(), lines.end(), [&](u32 line) { return line - first < count; });
     if (!touched) continue;
-    const double asked = static_cast<double>(touched) *
-                         static_cast<double>(launched_workgroups(dispatch));
+    const double asked =
+        static_cast<double>(touched) * static_cast<double>(launched_workgroups(dispatch));
     parts.push_back({first, count, std::min(1.0, count / asked)});
   }
   return parts;
