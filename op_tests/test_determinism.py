@@ -115,6 +115,7 @@ def function_of(name: str) -> Any:
     return getattr(jitfmha.aiter if package else jitfmha, function)
 
 
+@pytest.mark.usefixtures("ready_first")
 @pytest.mark.parametrize("is_watched", [False, True])
 @pytest.mark.parametrize("name", CALLS)
 def test_backward_kernels_that_have_one_order(name, is_watched):
@@ -123,12 +124,14 @@ def test_backward_kernels_that_have_one_order(name, is_watched):
     assert backward_kernel(function, name, is_watched, deterministic=True) == ONE_ORDER
 
 
+@pytest.mark.usefixtures("ready_first")
 @pytest.mark.usefixtures("poisoned_memory")  # which makes torch deterministic
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "fmha_fwd"])
 def test_that_nobody_asks_does_not_override_torch(name):
     assert backward_kernel(function_of(name), name, deterministic=False) == ONE_ORDER
 
 
+@pytest.mark.usefixtures("ready_first")
 @pytest.mark.usefixtures("poisoned_memory")
 def test_that_nobody_asks_aiter_does_not_override_torch():
     x, lse = torch.ones(2, 8, 1, 128, dtype=torch.bfloat16), torch.zeros(2, 1, 8)
@@ -137,6 +140,7 @@ def test_that_nobody_asks_aiter_does_not_override_torch():
         assert profiled_kernel(lambda: mha_bwd(deterministic=False)) == ONE_ORDER
 
 
+@pytest.mark.usefixtures("ready_first")
 def test_defaults():
     name = "aiter.flash_attn_func"
     for each in CALLS:
@@ -144,6 +148,7 @@ def test_defaults():
         assert backward_kernel(function_of(each), each) == expected
 
 
+@pytest.mark.usefixtures("ready_first")
 def test_one_order_in_compiled_programs():
     torch._dynamo.reset()
     for deterministic, expected in ((False, ANY_ORDER), (True, ONE_ORDER)):

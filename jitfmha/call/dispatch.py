@@ -90,11 +90,18 @@ def propose(problem: Problem, target: Target) -> Proposal:
             plans += answer
     if not plans:
         return Proposal(None, None, tuple(refusals))
-    contest = Contest(plans)
+    while True:
+        contest = Contest(plans)
+        best = contest.best(*problem.sizes[:2])
+        if len(plans) == 1 or best.can_be_built:
+            break
+        plans.remove(best)
+        why = Reason("{kernel} would be compiled, and there is no compiler.", kernel=best.kernel)
+        refusals.append((best.family, Refusal((why,), of_every_size=True)))
     if len(plans) > 1:
         for plan in plans:
             plan.contest = contest
-    return Proposal(contest.best(*problem.sizes[:2]), contest, tuple(refusals))
+    return Proposal(best, contest, tuple(refusals))
 
 
 def plans_for(problem: Problem, target: Target) -> tuple[Plan, ...]:

@@ -61,6 +61,11 @@ class Plan(ABC):
     def is_built(self) -> bool:
         """Whether all that has to be built is in the cache already."""
 
+    @property
+    def can_be_built(self) -> bool:
+        """Whether its kernels are there, or a compiler for them is."""
+        return True
+
     @abstractmethod
     def remarks(self) -> list[str]:
         """What is odd about where the kernel was found, and what was passed over on the way."""

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -16,7 +16,9 @@ from jitfmha import emulate
 from jitfmha.amd.chips import Arch
 from jitfmha.call import run
 from jitfmha.flash_attn import flash_attn_with_kvcache
+from jitfmha.jit.errors import CompilerNotFound
 from jitfmha.jit.resources import hsa_dir
+from jitfmha.jit.toolchain import device_hip
 from jitfmha.kernels.cycles import kernel_cycles
 from jitfmha.planning.plan import Plan
 from jitfmha.planning.target import Target
@@ -199,3 +201,18 @@ def test_kernels_that_were_not_measured_count_as_wider_ones(arch: Arch):
     assert cycles((96, 32)) == cycles((96, 96))
     assert cycles((96, 96)) < cycles((128, 128)) < cycles((256, 256))
     assert cycles((1152, 1024)) == pytest.approx(2 * cycles((576, 512)))
+
+
+def test_without_a_compiler_a_kernel_that_is_there_is_taken(monkeypatch, tmp_path):
+    """However much longer it takes; where there is none, the error says how to get a compiler."""
+
+    def no_compiler(**asked: bool) -> NoReturn:
+        raise CompilerNotFound("Get one.")
+
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(device_hip, "find_device_hip", no_compiler)
+    explanation = explain(*tensors(16, (32, 8), (1, 8192)), device="MI300X")
+    assert explanation.plan.family == "ready"
+    (reason,) = explanation.rejected["compiled"]
+    assert "there is no compiler" in reason
+    assert family(1, (2, 2), (8, 8), 96, device="MI300X") == "compiled"

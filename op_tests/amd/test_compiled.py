@@ -171,7 +171,7 @@ def test_nothing_is_spilled(arch, hdims, is_masked, access, modifiers, stacks_he
     assert_nothing_is_spilled(kernel_spec(traits), traits.name, traits.combine_name)
 
 
-def test_a_ready_kernel_is_the_first_choice():
+def test_a_ready_kernel_is_the_first_choice(ready_first):
     """Also for a call that a compiled kernel served before with other strides."""
     q, v = (torch.zeros(1, 40, 1, hdim, dtype=torch.bfloat16) for hdim in (64, 96))
     with emulate("gfx942"):

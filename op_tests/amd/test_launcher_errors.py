@@ -17,7 +17,7 @@ KERNEL = "fmha_fwd_hd128_bf16_rtne"
 
 
 @pytest.fixture(autouse=True)
-def unloaded_kernel(tmp_path: Path, use_tree: UseTree) -> None:
+def unloaded_kernel(tmp_path: Path, use_tree: UseTree, ready_first: None) -> None:
     """A shipped kernel with a ``combine``, alone in a tree, in a file not loaded before."""
     shipped = hsa_dir() / "gfx942" / "fmha_v3_fwd"
     with (shipped / "fmha_fwd.csv").open(newline="") as file:

@@ -66,8 +66,24 @@ _FAULTS = {
     "accumulator": _unwritten("reads a3", "v_accvgpr_write_b32 a3, 0", "v_accvgpr_read_b32 v1, a3"),
     "readlane": Fault(
         "uninitialized",
-        "reads v5",
-        *_pair("v_writelane_b32 v5, s2, 3\ns_nop 0\nv_readlane_b32 s4, v5, #", 3, 4),
+        "reads s4",
+        *_pair(
+            "v_writelane_b32 v5, s2, 3\ns_nop 0\nv_readlane_b32 s4, v5, #\ns_not_b32 s5, s4", 3, 4
+        ),
+    ),
+    "spilled": Fault(
+        "uninitialized",
+        "reads s4",
+        *_pair(
+            "v_writelane_b32 v5, #, 3\ns_nop 0\nv_readlane_b32 s4, v5, 3\ns_not_b32 s5, s4",
+            "s2",
+            "s9",
+        ),
+    ),
+    "spilled_by_a_lane": Fault(
+        "uninitialized",
+        "reads s9",
+        *_pair("v_writelane_b32 v5, #, #", "s2", "s9"),
     ),
     "sgpr": _unwritten("reads s9", "s_mov_b32 s9, 0", "s_add_u32 s4, s2, s9"),
     "vcc": _unwritten("reads vcc", "v_cmp_eq_u32 vcc, 0, v0", "v_cndmask_b32 v1, 0, v0, vcc"),

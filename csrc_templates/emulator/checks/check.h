@@ -110,6 +110,7 @@ struct InstructionTraits {
   bool is_f64_fma = false, is_f64_matrix = false, is_dot = false;
 
   bool reads_one_lane = false;                                      // v_readlane, v_readfirstlane
+  bool moves_one_lane = false;                                      // v_readlane, v_writelane
   bool halves_are_independent = false, high_half_flows_up = false;  // registers.cpp
 };
 

@@ -14,12 +14,19 @@ void set_written_scalars(RegisterState& state, u32 index, u32 count) {
     state.written_scalars[i / 64] |= u64{1} << (i % 64);
 }
 
-// v_readlane and v_readfirstlane read their source in one lane, whatever EXEC says.
-u64 lane_that_is_read(const Wave& wave, const Instruction& inst) {
+// v_readlane, v_readfirstlane and v_writelane have one lane of a register, whatever EXEC says.
+u64 lane_that_is_meant(const Wave& wave, const Instruction& inst) {
   const Operand& select = inst.source[1];
   if (select.place == Place::none) return wave.exec() ? wave.exec() & (0 - wave.exec()) : 1;
   const u64 lane = select.place == Place::scalar ? wave.scalar[select.index] : select.constant;
   return u64{1} << (lane & 63);
+}
+
+// Scalars are spilled to lanes of a register, and come back, whether they are defined or not. What
+// is not stays so, and is reported where it is used.
+void leave_undefined(RegisterState& state, u64 lanes) {
+  state.undefined_result[0] = lanes;
+  state.has_undefined_result = true;
 }
 
 // Compilers leave half of a pair undefined where it does not matter: packed float math on an odd
@@ -53,7 +60,11 @@ bool flows_into_result(Wave& wave, const Instruction& inst, u32 index, const u64
 void report_unwritten(Wave& wave, u32 index, u32 dwords, u64 lanes) {
   const Instruction& inst = *wave.current;
   RegisterState& state = wave.observation->registers;
-  if (wave.observation->current->reads_one_lane) lanes = lane_that_is_read(wave, inst);
+  if (wave.observation->current->reads_one_lane) lanes = lane_that_is_meant(wave, inst);
+  if (wave.observation->current->moves_one_lane) {
+    if (lanes & ~state.written[index]) leave_undefined(state, kAllLanes);
+    return;
+  }
   if (dwords == 2) {
     const u64 missing[2] = {lanes & ~state.written[index], lanes & ~state.written[index + 1]};
     if (flows_into_result(wave, inst, index, missing)) return;
@@ -113,6 +124,12 @@ void hooks::scalar_read(Wave& wave, u32 index, u32 dwords) {
     for (u32 half = 0; half < 2; ++half)
       state.undefined_result[half] = missing >> (index % 64 + half) & 1 ? result : 0;
     state.has_undefined_result = true;
+    return;
+  }
+  const Operand& select = inst.source[1];
+  const bool is_select = select.place == Place::scalar && select.index == index;
+  if (wave.observation->current->moves_one_lane && !is_select) {
+    leave_undefined(state, lane_that_is_meant(wave, inst));
     return;
   }
   const u32 first = index / 64 * 64 + static_cast<u32>(__builtin_ctzll(missing));

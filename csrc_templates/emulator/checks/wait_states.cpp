@@ -172,11 +172,13 @@ class TraitsBuilder {
     const bool is_trans = definition_.unit == Unit::transcendental;
     const bool is_lane_read =
         begins_with(name_, "v_readlane") || begins_with(name_, "v_readfirstlane");
-    const bool is_lane_access = is_lane_read || begins_with(name_, "v_writelane");
+    const bool is_lane_write = begins_with(name_, "v_writelane");
+    const bool is_lane_access = is_lane_read || is_lane_write;
     const bool is_permlane = begins_with(name_, "v_permlane");
     const bool is_div_fmas = begins_with(name_, "v_div_fmas");
     traits_.is_dot = begins_with(name_, "v_dot");
     traits_.reads_one_lane = is_lane_read;
+    traits_.moves_one_lane = is_lane_write || begins_with(name_, "v_readlane");
     traits_.halves_are_independent =
         begins_with(name_, "v_mov_b64") ||
         (begins_with(name_, "v_pk_") && (ends_with(name_, "_f32") || ends_with(name_, "_b32")));

@@ -72,6 +72,16 @@ class CompiledPlan(AmdPlan):
     def is_built(self) -> bool:
         return jit.is_built(self.spec) and super().is_built
 
+    @property
+    def can_be_built(self) -> bool:
+        from ...jit.toolchain.device_hip import find_device_hip  # asks a process
+
+        try:
+            find_device_hip()
+        except jit.CompilerNotFound:
+            return jit.is_built(self.spec)
+        return True
+
     def remarks(self) -> list[str]:
         from ...jit.toolchain.device_hip import device_hip_in_words  # asks a process
 

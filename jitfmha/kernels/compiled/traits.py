@@ -309,6 +309,8 @@ def have_same_traits(problem: Problem, traits: ForwardTraits) -> Callable[[Plain
     True: :func:`access_of` and :func:`stacks_heads` are those of ``traits``. False: they may be
     others.
     """
+    if problem.is_empty:
+        return lambda sizes: False
     bytes_of = element_bytes(problem)
     # Wide values may have another kernel with other lengths (latent.py).
     is_near = traits.access == "near" and traits.slices == 1 and not traits.row_blocks
