@@ -300,12 +300,12 @@ def make_problem(arguments: Arguments) -> Problem:
 
 def is_v_at_k(k: Tensor, v: Tensor) -> bool:
     """Whether narrower values begin where keys do, as those of a latent."""
-    if k.shape[-1:] == v.shape[-1:]:
+    if k.shape[-1:] == v.shape[-1:] or not (type(k) is type(v) is Tensor):
         return False
     try:
         return k.data_ptr() == v.data_ptr() != 0
     except RuntimeError:
-        return False  # torch.compile's tensors have no memory
+        return False  # those of transforms have no memory
 
 
 def check_sizes(arguments: Arguments) -> Sizes:
