@@ -157,7 +157,7 @@ def inputs_of(call: CompiledCall, rng: torch.Generator) -> Inputs:
     (heads_q, heads_k), (hdim_q, hdim_v), batch = call.heads, call.hdims, len(call.lengths)
     lengths = call.lengths if call.is_group else call.lengths[:1]
     of_q, of_k = ([pair[side] for pair in lengths] for side in (0, 1))
-    sequences = Sequences((of_q, of_k), call.gap)
+    sequences = Sequences((of_q, of_k), call.gap if call.is_group else 0)
     rows_q, rows_k = ([n] if call.is_group else [batch, n] for n in sequences.rows)
     shape = Shape(batch, heads_q, rows_q[-1], max(of_k), call.out_dtype, rng, call.is_group)
     dtype_q, dtype_kv = call.torch_dtypes
