@@ -44,7 +44,7 @@ def backward_seconds(
 ) -> float:
     """The seconds of a pass with lengths as those of sizes, in gm1 of all sequences together."""
     machine = Machine.of(target)
-    packs = max(problem.batch, 1) if problem.mode == "gm1" else 1
+    packs = problem.packs
     lengths = -(-seqlen_q // packs), -(-seqlen_k // packs)
     if min(lengths) == 0 or problem.is_empty:
         return 0.0

@@ -132,7 +132,7 @@ class Contest:
         self.plans = tuple(plans)
         problem = self.plans[0].problem
         # Sequences of a pack count as equally long.
-        self._packs = max(problem.batch, 1) if problem.mode == "gm1" else 1
+        self._packs = problem.packs
         self._chosen: dict[tuple[int, int], Plan] = {}
         # Of the last choice: queries, the keys behind which its step begins, those with which it
         # ends, and the plan.

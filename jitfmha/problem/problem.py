@@ -228,6 +228,11 @@ class Problem(NamedTuple):
         """True when there is no output element to compute."""
         return self.batch * self.seqlen_q * self.heads_q == 0
 
+    @property
+    def packs(self) -> int:
+        """How many sequences lie in a pack, 1 at least; 1 in gm0, where there are no packs."""
+        return max(self.batch, 1) if self.mode == "gm1" else 1
+
     def with_sizes(self, sizes: PlainSizes) -> Problem:
         """Return the problem with other lengths and strides."""
         return self._replace(sizes=Sizes._make(sizes))

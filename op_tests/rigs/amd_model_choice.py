@@ -18,15 +18,13 @@ from jitfmha.call.interface import explain, explain_bwd, fmha_bwd, fmha_fwd
 from jitfmha.emulator import DEVICES, emulate
 from jitfmha.kernels.ready.key_split import LAUNCH_GAP_SECONDS
 
-from .modelled_call import Kernels, aligned, estimate_of, take_only
+from .modelled_call import Kernels, aligned, estimate_of, take_only, torch_dtype
 
 # Constants were fitted with seed 20261125.
 _SEED = 20261126
 _CALLS, _QUICK_CALLS = 200, 12
 _NEAR, _NEAR_SHARE, _WORST = 1.05, 95, 1.25
 _FAMILIES: tuple[Kernels, ...] = ("ready", "compiled")
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 _HDIMS = {"bf16": ((64, 64), (128, 128), (192, 128)), "fp16": ((64, 64), (128, 128))}
 _BACKWARD_HDIMS = (64, 128, 192)
 # Elements of a tensor, and scores of all heads: more take long to emulate.
@@ -92,8 +90,7 @@ class DrawnCall:
     def _tensors(self) -> tuple[Tensor, ...]:
         """Those that the call has in order."""
         batch, heads_q, heads_k = self.heads
-        arch = self.chip.partition("-")[0]
-        dtype = _FP8[arch] if self.dtype == "fp8" else _DTYPES[self.dtype]
+        dtype = torch_dtype(self.dtype, self.chip)
         rows: list[tuple[int, ...]] = [(batch, n) for n in self.lengths[0]]
         if self.mode == "gm1":
             rows = [(sum(side),) for side in zip(*self.lengths, strict=True)]
@@ -143,7 +140,7 @@ def _drawn(draw: random.Random) -> DrawnCall:
     mode, mask = draw.choice(("gm0", "gm1")), draw.choice((0, 2))
     heads = (batch, heads_k * gqa, heads_k)
     if kind == "backward":
-        dtype, hdim = draw.choice(tuple(_DTYPES)), draw.choice(_BACKWARD_HDIMS)
+        dtype, hdim = draw.choice(tuple(_HDIMS)), draw.choice(_BACKWARD_HDIMS)
         n = _length(draw, 64, 2048)
         pair = (n, n if draw.random() < 0.7 else _length(draw, 64, 2048))
         lengths = (pair,) * (batch if mode == "gm1" else 1)

@@ -30,18 +30,11 @@ from jitfmha.emulator.profile import LaunchProfile
 from jitfmha.kernels.cycles import COLUMNS, Part
 from jitfmha.kernels.ready.key_split import KeySplit
 
-from .modelled_call import Kernels, aligned, take_only
+from .modelled_call import Kernels, aligned, take_only, torch_dtype
 
 Served = tuple[tuple[str, tuple[int, int]], ...]
 """Data types and head dimensions."""
 
-_DTYPES = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp32": torch.float32,
-    "int8": torch.int8,
-}
-_FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 _HDIMS_16_BITS = ((64, 64), (128, 128))
 _READY = (
     *(("bf16", hdims) for hdims in (*_HDIMS_16_BITS, (192, 128))),
@@ -109,7 +102,7 @@ def _profiles(arch: chips.Arch, kind: _Kind, heads: int, length: int) -> tuple[L
 
     All heads have the same queries, keys and values: what they are changes no cost.
     """
-    dtype = _FP8[arch] if kind.dtype == "fp8" else _DTYPES[kind.dtype]
+    dtype = torch_dtype(kind.dtype, arch)
     hdim_q, hdim_v = kind.hdims
     rows_q, rows_k = kind.rows, length
     if kind.part not in ("forward", "dq"):

@@ -8,6 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from jitfmha.ahead.combination import TORCH_DTYPES
+from jitfmha.amd.chips import chip
+from jitfmha.amd.node import VIRTUAL_NODE
 from jitfmha.amd.tree import HSA_DIR
 from jitfmha.bench.report import Progress, Report
 from jitfmha.call.interface import fmha_bwd, fmha_fwd
@@ -181,6 +184,12 @@ def take_only(kernels: Kernels) -> None:
     is_named = kernels == "named"
     target.trees = tuple(tree for tree in target.trees if tree.is_shipped != is_named)
     target.families = _FAMILIES_OF[kernels]
+
+
+def torch_dtype(name: str, device: str) -> torch.dtype:
+    """A data type by its name; "fp8" is the form that a device of the emulator has."""
+    architecture = chip(VIRTUAL_NODE[device]).architecture
+    return TORCH_DTYPES[architecture.fp8_dtype if name == "fp8" else name]
 
 
 def aligned(dtype: torch.dtype, *shape: int) -> Tensor:

@@ -19,7 +19,7 @@ class CompiledEstimate:
         self._problem = problem
         self._target = target
         self._traits = traits
-        self._packs = max(problem.batch, 1) if problem.mode == "gm1" else 1
+        self._packs = problem.packs
         self._estimates = cache(self._estimates_of)
 
     def seconds(self, seqlen_q: int, seqlen_k: int) -> float:

@@ -37,8 +37,7 @@ def row_blocks_of(problem: Problem, are_heads_stacked: bool) -> int | None:
     )
     if not is_served:
         return None
-    sequences = max(problem.batch, 1) if problem.mode == "gm1" else 1
-    rows = -(-problem.seqlen_q // sequences) * problem.gqa
+    rows = -(-problem.seqlen_q // problem.packs) * problem.gqa
     blocks = 1
     while blocks < _MOST_BLOCKS and rows > blocks * _BLOCK_ROWS:
         blocks *= 2

@@ -300,14 +300,13 @@ def _most_stacked_queries(problem: Problem, tile: Tile) -> int:
     # Stacked heads have one scale.
     if problem.gqa == 1 or problem.has_query_head_descale or problem.has_p_descale:
         return 0
-    return tile.tile_q // 2 * (problem.batch if problem.mode == "gm1" else 1)
+    return tile.tile_q // 2 * problem.packs
 
 
 def have_same_traits(problem: Problem, traits: ForwardTraits) -> Callable[[PlainSizes], bool]:
     """A quick question for calls that differ from ``problem`` in lengths and strides only.
 
-    True: :func:`access_of` and :func:`stacks_heads` are those of ``traits``. False: they may be
-    others.
+    True: all that lengths and strides decide is as in ``traits``. False: it may be otherwise.
     """
     if problem.is_empty:
         return lambda sizes: False

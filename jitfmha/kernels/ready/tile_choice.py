@@ -43,7 +43,7 @@ class TileChoice:
             arch=target.arch,
             compute_units=target.compute_units,
             sequences=problem.batch * problem.heads_q,
-            packs=max(problem.batch, 1) if self._is_group else 1,
+            packs=problem.packs,
             is_masked=not problem.mask.is_none,
             is_top_left=problem.mask.top_left,
         )
