@@ -213,8 +213,11 @@ def test_group_mode_chooses_tiles_by_the_average(runtime, lengths, tile):
 # ---- Another kernel for other lengths ------------------------------------------------------------
 
 
-def test_a_loop_changes_kernels_where_others_would_be_chosen(runtime):
+@pytest.mark.parametrize("of_one_family", [False, True])
+def test_a_loop_changes_kernels_where_others_would_be_chosen(runtime, request, of_one_family):
     """Each call gets the kernel and the splits that a fresh process would give it."""
+    if of_one_family:
+        request.getfixturevalue("ready_first")
     squares = [(n, n) for n in (128, 256, 257, 384, 512)]
     lengths = [*squares, (1, 4096), (1, 4097), (1, 8192)]
 

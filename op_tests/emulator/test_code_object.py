@@ -40,6 +40,18 @@ extern "C" __global__ void scale(const float* in, float* out, float factor, int 
 """
 
 
+# Where each thread is, into out in the order of workgroups and threads.
+_PLACES = """
+extern "C" __global__ void places(int* out) {
+  const int group = __builtin_amdgcn_workgroup_id_x() +
+      3 * (__builtin_amdgcn_workgroup_id_y() + 2 * __builtin_amdgcn_workgroup_id_z());
+  const int thread = __builtin_amdgcn_workitem_id_x() +
+      16 * (__builtin_amdgcn_workitem_id_y() + 4 * __builtin_amdgcn_workitem_id_z());
+  out[128 * group + thread] = 128 * group + thread + 1;
+}
+"""
+
+
 def _explicit(out: np.ndarray) -> bytes:
     return struct.pack("<Qb7xdh6x4f", out.ctypes.data, -5, 2.5, -300, 1, 2, 3, 4)
 
@@ -57,6 +69,14 @@ def test_explicit_and_hidden_arguments(emulator, arch, device, version):
     emulator.set_allowed_memory([(out.ctypes.data, out.nbytes)])
     emulator.launch(function, (3, 2, 1), (64, 2, 1), _explicit(out))
     np.testing.assert_array_equal(out[:, :8], _expected(3, 2, (64, 2)))
+
+
+def test_places_in_three_dimensions(emulator, arch, device):
+    out = np.zeros(3 * 2 * 5 * 128, np.int32)
+    function = emulator.function(emulator.load_module(compile_hip(_PLACES, arch), device), "places")
+    emulator.set_allowed_memory([(out.ctypes.data, out.nbytes)])
+    emulator.launch(function, (3, 2, 5), (16, 4, 2), struct.pack("<Q", out.ctypes.data))
+    np.testing.assert_array_equal(out, np.arange(out.size) + 1)
 
 
 def test_arguments_as_pointers(emulator, arch, device):
@@ -161,6 +181,18 @@ def test_code_for_a_chip_that_is_not_emulated(emulator, good):
 )
 def test_damaged_header(emulator, good, offset, content, words):
     _refused(emulator, _with(good["gfx942"], offset, content), 0, words, "hipErrorInvalidImage")
+
+
+def test_a_segment_that_ends_behind_the_file(emulator, good):
+    code = good["gfx942"]
+    (headers,) = struct.unpack_from("<Q", code, 32)
+    for number in range(struct.unpack_from("<H", code, 56)[0]):
+        at = headers + 56 * number
+        kind, offset = struct.unpack_from("<I4xQ", code, at)
+        if kind in (1, 4):  # loaded, or notes
+            damaged = _with(code, at + 32, struct.pack("<Q", len(code) - offset + 1))
+            words = "a part lies outside of the file"
+            _refused(emulator, damaged, 0, words, "hipErrorInvalidImage")
 
 
 def test_truncated_files(emulator, arch, device, good):

@@ -11,7 +11,7 @@ import torch
 from subprocesses import run_python
 
 from jitfmha.emulator import DEVICES, EmulatedRun, EmulatorError, SanitizerWarning, emulate
-from jitfmha.emulator.session import Emulation, extent
+from jitfmha.emulator.session import Emulation, _run_here, extent
 from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 # Copies; reads as many words of `from` as there are threads, whatever it holds.
@@ -96,6 +96,17 @@ def test_an_inner_block_keeps_its_findings(output):
             _launch(inner, memory[:32], output)
             assert [finding.kind for finding in inner.findings()] == ["global-bounds"]
         assert outer.findings() == ()
+
+
+def test_launches_of_another_emulation_are_not_the_blocks(output):
+    memory = torch.arange(64, dtype=torch.int32)
+    with emulate("gfx942", check=True) as before:
+        pass
+    with emulate("gfx950", check=True) as run:
+        _launch(before, memory[:32], output)
+        assert run.findings() == ()
+        of_process = _run_here(before.emulation)
+        assert [finding.kind for finding in of_process.findings()] == ["global-bounds"]
 
 
 def test_only_what_was_asked_for(output):

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from launches import assembled, kernel_text
 from subprocesses import run_python
 
 from jitfmha import emulate, fmha_fwd
@@ -189,6 +190,18 @@ def test_other_threads_launch_as_well(emulator, endless):
             done.result()
     assert len(errors) == 3
     assert all("budget of 100000 instructions is used up" in error for error in errors)
+
+
+@pytest.mark.parametrize("turns", [{}, {"random_order": 1}])
+def test_the_budget_is_exact(emulator, turns):
+    code_object = assembled("gfx942", kernel_text("idle", "s_nop 0\n" * 40))
+    loaded = emulator.loaded(code_object, DEVICES["gfx942"], "idle")
+    with loaded as function, emulator.keep_options():
+        emulator.set_options(instruction_budget=41, **turns)  # with the end
+        emulator.launch(function, (2, 1, 1), (128, 1, 1), b"")
+        emulator.set_options(instruction_budget=40, **turns)
+        with pytest.raises(EmulatorError, match="budget of 40 instructions is used up"):
+            emulator.launch(function, (2, 1, 1), (128, 1, 1), b"")
 
 
 @pytest.mark.parametrize("checks", [False, True])

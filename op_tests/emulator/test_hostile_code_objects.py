@@ -140,6 +140,21 @@ def _read(path: Path, symbol: str = "abcdefgh") -> None:
     read_code_object(path, arch="gfx950", kernels={symbol: 64}, kernarg_bytes=4096, sha256=None)
 
 
+@pytest.mark.parametrize("depth", [66, 1_000_000])
+def test_metadata_that_nests_deeply(emulator, good, depth):
+    """A map of one unknown key, whose value is an array of an array, and so on."""
+    metadata = b"\x81\xa1x" + b"\x91" * depth + b"\xc0"
+    note = struct.pack("<III8s", 7, len(metadata), 32, b"AMDGPU") + metadata
+    image = bytearray(_grown(good, note, segments=lambda at: [_segment(4, at, len(note))]))
+    (headers,) = struct.unpack_from("<Q", image, 32)
+    for number in range(struct.unpack_from("<H", image, 56)[0] - 1):
+        at = headers + 56 * number
+        if struct.unpack_from("<I", image, at) == (4,):  # notes, of which the first ones count
+            struct.pack_into("<I", image, at, 0)
+    with pytest.raises(EmulatorError, match="metadata nests too deeply"):
+        emulator.load_module(bytes(image), 2)
+
+
 def test_very_many_kernels(emulator, good, tmp_path):
     """Which is legal. Whether one is there already was asked of each of them."""
     symbol = next(each for each in Elf(good).dynamic_symbols() if each.name.endswith(".kd"))

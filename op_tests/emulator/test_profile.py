@@ -1,5 +1,6 @@
 """The cost model: exact counts, the costs of accesses, and what the timing must satisfy."""
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -239,8 +240,10 @@ def test_cache_lines(profile, seed):
     code, inputs, expected = [], {"s[8:9]": base}, []
     for width, name in ((4, "dword"), (8, "dwordx2"), (16, "dwordx4")):
         data = "v8" if width == 4 else f"v[8:{7 + width // 4}]"
-        for stride in (width, 64, 256):
-            offsets = np.arange(LANES) * stride + 4 * random.integers(0, 8)
+        # Lanes 64 bytes apart also end where lines do.
+        begins = (4 * random.integers(0, 8), 64 - width)
+        for stride, begin in itertools.product((width, 64, 256), begins):
+            offsets = np.arange(LANES) * stride + begin
             register = f"v{20 + len(inputs)}"
             inputs[register] = offsets.astype(np.uint32)
             code.append(f"global_load_{name} {data}, {register}, s[8:9]")
@@ -532,6 +535,16 @@ def test_packed_float32_gets_its_turn_among_matrix_instructions(cycles_of_two):
     # Each takes its four cycles from the other wave's matrix unit.
     for waves in ((matrix, packed), (packed, matrix)):
         assert cycles_of_two(*waves) - nothing == pytest.approx(3400, rel=0.02)
+    # It need not wait for the last one: what follows has time beside the others.
+    followed = _lines(packed, *[_VALU] * 300)
+    assert cycles_of_two(matrix, followed) - nothing == pytest.approx(3400, rel=0.02)
+
+
+def test_other_waves_wait_for_a_line_that_is_on_its_way(cycles_of_two):
+    """Both do, and then their work is one after the other."""
+    work = _lines("global_load_dword v2, v20, s[8:9]", _WAIT, *[_VALU] * 200)
+    took = cycles_of_two(work, work) - cycles_of_two("", "")
+    assert took == pytest.approx(1000 + 2 * 200 * 4, rel=0.05)
 
 
 def test_waves_of_one_simd_overlap_matrix_and_vector_work(profiler):

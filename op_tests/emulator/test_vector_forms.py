@@ -16,6 +16,7 @@ from vector_cases import (
     Form,
     check,
     dpp_controls,
+    random_constant,
     random_dpp,
     random_environment,
     random_sdwa,
@@ -48,13 +49,15 @@ def _has_floats(op: Operation) -> bool:
 
 @pytest.mark.parametrize("format_", _ROWS)
 def test_short_form(emulator, arch, seed, format_):
+    rng = random.Random(seed)
     cases = [Case(name, op, Form(_short(format_))) for name, op in _ROWS[format_]]
-    # One scalar is all that an instruction can read.
-    cases += [
-        Case(name, op, Form(_short(format_), scalar_source=True))
-        for name, op in _ROWS[format_]
-        if op.literal is None and not op.carry_in
-    ]
+    for name, op in _ROWS[format_]:
+        # One scalar is all that an instruction can read.
+        if op.literal is None and not op.carry_in:
+            cases.append(Case(name, op, Form(_short(format_), scalar_source=True)))
+            if format_ != "VOP3":  # which holds no constant
+                constant = random_constant(op.sources[0], rng)
+                cases.append(Case(name, op, Form("e32", constant=constant)))
     check(emulator, arch, cases, seed, waves=1 if format_ == "VOPC" else 2)
 
 

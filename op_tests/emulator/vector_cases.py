@@ -63,8 +63,9 @@ class Form:
     sdwa: Sdwa | None = None
     dpp: Dpp | None = None
     environment: Environment = field(default_factory=Environment)
-    # The first source from an SGPR.
+    # The first source from an SGPR, or these bits, a constant of the instruction.
     scalar_source: bool = False
+    constant: int | None = None
 
     @property
     def mask(self) -> str:
@@ -124,6 +125,14 @@ def random_values(kind: str, rng: random.Random, n: int) -> list[int]:
     ]  # fmt: skip
 
 
+def random_constant(kind: str, rng: random.Random) -> int:
+    """Bits of a source that an instruction can hold: of 64 those that 32 stand for."""
+    if kind == "f64":
+        return random_values(kind, rng, 1)[0] >> 32 << 32
+    bits = random_values(kind, rng, 1)[0] if WIDTHS[kind] < 64 else rng.getrandbits(32)
+    return signed(bits, 32) & (1 << 64) - 1 if kind == "i64" else bits
+
+
 # ---- The text ------------------------------------------------------------------------------------
 
 
@@ -131,8 +140,15 @@ def _registers(first: int, width: int, file: str = "v") -> str:
     return f"{file}[{first}:{first + 1}]" if width == 64 else f"{file}{first}"
 
 
+def _of_constant(kind: str, bits: int) -> int:
+    """What an assembler takes: of a double its upper half."""
+    return {"f64": bits >> 32, "i64": signed(bits, 64)}.get(kind, bits)
+
+
 def _source_text(case: Case, k: int) -> str:
     form, kind = case.form, case.operation.sources[k]
+    if k == 0 and form.constant is not None:
+        return hex(_of_constant(kind, form.constant))
     file, first = ("s", 4) if k == 0 and form.scalar_source else ("v", 2 + 2 * k)
     text = _registers(first, WIDTHS[kind], file)
     if form.absolute[k : k + 1] == (True,):
@@ -271,7 +287,16 @@ class _Prepared:
                 per_wave = random_values(kind, rng, waves)
                 self.sources.append([per_wave[i // LANES] for i in range(self.lanes)])
                 continue
+            if k == 0 and form.constant is not None:
+                self.sources.append([form.constant] * self.lanes)
+                continue
             values = random_values(kind, rng, self.lanes)
+            if k == 1 and kind == op.sources[0]:
+                # Equal values, and integers whose sum is all ones, which hardly any draw meets.
+                all_ones = (1 << WIDTHS[kind]) - 1
+                masks = (0, all_ones) if kind[0] in "iu" else (0,)
+                for lane in rng.sample(range(self.lanes), self.lanes // 8):
+                    values[lane] = (self.sources[0][lane] ^ rng.choice(masks)) & all_ones
             if WIDTHS[kind] == 16:  # something in the other half, too
                 values = [
                     v | w << 16
@@ -294,7 +319,7 @@ class _Prepared:
             array = np.array(values, np.uint64 if WIDTHS[kind] == 64 else np.uint32)
             if k == 0 and form.scalar_source:
                 inputs[_registers(4, WIDTHS[kind], "s")] = array[::LANES].copy()
-            elif k != op.literal:
+            elif k != op.literal and not (k == 0 and form.constant is not None):
                 inputs[_registers(2 + 2 * k, WIDTHS[kind])] = array
         if op.result != "mask":
             wide = WIDTHS[op.result] == 64

@@ -68,6 +68,9 @@ def test_every_bit_of_the_meta_data_counts(cache):
             damaged[position] ^= 1 << bit
             with pytest.raises(InvalidEntry):
                 EntryMeta.from_bytes(bytes(damaged))
+    for damaged in (content + b"\n", content.replace(b":", b" :", 1), content[:-1]):
+        with pytest.raises(InvalidEntry):
+            EntryMeta.from_bytes(damaged)
 
 
 @pytest.mark.parametrize("name", [*FILES[:3], *FOLDERS])
