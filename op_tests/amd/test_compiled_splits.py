@@ -91,11 +91,14 @@ def test_splits_together_count_everything_once(rng, arch, heads_q, feature):
     check(call, rng)
 
 
-@pytest.mark.parametrize("hdim_v", [24, 300])
+@pytest.mark.parametrize("hdim_v", [24, 400])
 @pytest.mark.sample("arch", ARCHS, 1)
 def test_splits_whose_largest_scores_differ(rng, arch, hdim_v):
-    """By 2 from one to the next, for a bias that rises from key to key; also in slices of v."""
-    shapes = ((3, 24), (96, 24), (96, hdim_v))
+    """By 2 from one to the next, for a bias that rises from key to key.
+
+    Also of several waves, and with values that are made in slices.
+    """
+    shapes = ((100, 24), (96, 24), (96, hdim_v))
     q, k, v = (torch.randn(1, n, 2, hdim, generator=rng).half() for n, hdim in shapes)
     options = {"bias": torch.arange(96.0).view(1, 1, 1, 96) / 16}
     actual = run(arch, q, k, v, num_splits=3, **options)
