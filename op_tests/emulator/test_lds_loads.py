@@ -1,4 +1,7 @@
-"""When loads into LDS land: in the order of issue of all waves, some time after issue."""
+"""When loads into LDS land: in the order of issue of all waves, some time after issue.
+
+And when atomic operations take effect: at once, but in random order late and in any order.
+"""
 
 from dataclasses import replace
 
@@ -122,3 +125,43 @@ def test_random_order_keeps_the_order_of_issue(emulator, arch, seed):
         emulator.set_options(random_order=True, seed=order)
         later, earlier = _results(emulator, arch, body)
         assert earlier.any() or not later.any()
+
+
+# ---- Atomic operations ---------------------------------------------------------------------------
+
+_COUNTS = 2048 // 4
+_ADD = "global_atomic_add v1, v3, s[0:1] offset:2048"
+_READ_COUNT = ["global_load_dword v10, v1, s[0:1] offset:2048", "s_waitcnt vmcnt(0)"]
+
+
+def _counted(emulator: Emulator, arch: str, first: list[str], second: list[str]) -> bool:
+    """Whether v10 has what the atomic operation of wave 0 makes; in the end all memory has."""
+    body = two_waves(
+        "\n".join(first), "\n".join(second), before=_ADDRESSES + "\nv_mov_b32 v3, 7", lds_bytes=512
+    )
+    memory = memory_after(emulator, arch, body, _LOADED)
+    np.testing.assert_array_equal(memory[_COUNTS : _COUNTS + _LANES], np.full(_LANES, 7))
+    return bool((memory[_FIRST_RESULT : _FIRST_RESULT + _LANES] == 7).all())
+
+
+def test_atomic_operations_are_late_in_random_order(emulator, arch, seed):
+    """Others see what was waited for, and only sometimes what was not."""
+    read = ["s_barrier", *_READ_COUNT, *_STORE]
+    seen = []
+    for order in range(seed, seed + 40):
+        emulator.set_options(random_order=True, seed=order)
+        wait = "s_waitcnt vmcnt(0)"
+        assert _counted(emulator, arch, [_ADD, wait, "s_barrier"], read)
+        seen.append(_counted(emulator, arch, [_ADD, "s_barrier"], read))
+    assert any(seen)
+    assert not all(seen)
+    emulator.set_options()
+    assert _counted(emulator, arch, [_ADD, "s_barrier"], read)
+
+
+def test_a_wave_sees_its_own_atomic_operations(emulator, arch, seed):
+    for order in range(seed, seed + 20):
+        emulator.set_options(random_order=True, seed=order)
+        assert _counted(emulator, arch, [_ADD, *_READ_COUNT, *_STORE], [])
+        buffer = ["buffer_load_dword v10, v1, s[4:7], 0 offen offset:2048", "s_waitcnt vmcnt(0)"]
+        assert _counted(emulator, arch, [_ADD, *buffer, *_STORE], [])

@@ -37,6 +37,11 @@ constexpr u32 kSliceOfLoneWave = 64;
 // Between turns a launch can be stopped.
 constexpr u64 kLongestSlice = 1 << 16;
 
+// In random order a workgroup is held back at one in so many looks, for up to so many microseconds:
+// as long as others take for some thousands of instructions, in which they would overtake it where
+// they do not wait for it.
+constexpr u32 kLooksOfHold = 16, kLongestHold = 4096;
+
 // The generator of the `random_order` option: splitmix64.
 class Random {
  public:
@@ -373,7 +378,7 @@ class Worker {
     std::vector<u32> order(wave_count_);
     for (u32 i = 0; i < wave_count_; ++i) order[i] = i;
     const Options& options = dispatch_.options;
-    workgroup.lds_load_latency = kLdsLoadLatency;
+    workgroup.memory_latency = kLdsLoadLatency;
     while (true) {
       if (options.random_order)
         for (u32 i = wave_count_; i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
@@ -382,8 +387,9 @@ class Worker {
         Wave& wave = waves_[index];
         if (wave.state != WaveState::running) continue;
         const u64 executed_before = wave.executed;
-        if (options.random_order) workgroup.lds_load_latency = random.slice() - 1;
+        if (options.random_order) workgroup.memory_latency = random.slice() - 1;
         workgroup.land_due_lds_loads();
+        workgroup.land_due_atomics();
         try {
           u64 slice = options.random_order ? random.slice()
                       : wave_count_ == 1   ? std::max(options.time_slice, kSliceOfLoneWave)
@@ -403,20 +409,25 @@ class Worker {
         longest = std::max(longest, wave.executed - executed_before);
         executed += wave.executed - executed_before;
       }
-      if (must_stop(place, executed)) return {};
+      if (must_stop(place, executed, random)) return {};
       workgroup.now += longest;  // waves run side by side
-      if (!release_barrier(workgroup)) return {};
+      if (!release_barrier(workgroup)) break;
     }
+    workgroup.land_all_atomics();
+    return {};
   }
 
   // Looks now and then whether the workgroup ends early; that takes longer than an instruction.
-  bool must_stop(u64 place, u64 executed) {
+  bool must_stop(u64 place, u64 executed, Random& random) {
     constexpr u64 kBetweenLooks = 4096;  // instructions: of a millisecond's order
     since_look_ += executed;
     if (since_look_ < kBetweenLooks) return false;
     if (progress_.has_failure()) since_failure_ += since_look_;
     since_look_ = 0;
     if (is_launching_) progress_.ask();
+    const Options& options = dispatch_.options;
+    if (options.random_order && options.threads != 1 && random.below(kLooksOfHold) == 0)
+      std::this_thread::sleep_for(std::chrono::microseconds(random.below(kLongestHold)));
     return progress_.is_stopped() || progress_.is_abandoned(place, since_failure_);
   }
 

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "decode/instruction.h"
 #include "memory/memory.h"
@@ -94,6 +96,15 @@ struct LdsLoad {
   u32 data[kLanes][4];
 };
 
+// An atomic operation without a result on its way.
+struct LateAtomic {
+  const Wave* wave;                   // that issued it
+  u64 number;                         // of its vector memory instructions, counted as vmcnt does
+  u64 due;                            // in the workgroup's time
+  u64 begin, end;                     // of the addresses, which lie between
+  std::function<void()> take_effect;  // in all lanes
+};
+
 struct Workgroup {
   const Dispatch& dispatch;
   u32 id[3];
@@ -108,16 +119,27 @@ struct Workgroup {
   // after a barrier, and that what was issued before it is there when a later load is. vmcnt counts
   // to 63, and a wave's next load waits where it would go beyond.
   std::deque<LdsLoad> lds_loads;
-  u64 now = 0;               // instructions of the wave that ran most, summed over the rounds
-  u64 lds_load_latency = 0;  // of loads that are issued now
+  u64 now = 0;             // instructions of the wave that ran most, summed over the rounds
+  u64 memory_latency = 0;  // of what is issued now
 
   void make_room_for_lds_load_of(Wave&);
   void land_due_lds_loads();
   // Lets loads land until at most `outstanding` vector memory instructions of the wave are left.
   void land_lds_loads_of(const Wave&, u64 outstanding);
 
+  // In random order, atomic operations without a result take effect late, and not in the order in
+  // which they were issued: when they are due, or earlier where their wave waits for them, or comes
+  // back to what they change. Otherwise none is late.
+  std::vector<LateAtomic> late_atomics;
+
+  void land_due_atomics();
+  void land_all_atomics();
+  void land_atomics_of(const Wave&, u64 outstanding);
+  void land_atomics_at(const Wave&, u64 begin, u64 end);
+
  private:
   void land_first_lds_load();
+  template <class Predicate> void land_atomics_if(Predicate&&);
 };
 
 enum class WaveState : u8 { running, at_barrier, ended };

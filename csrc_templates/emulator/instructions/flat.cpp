@@ -22,6 +22,8 @@ class Flat {
       base_ = saddr.dwords == 2 ? read_scalar_pair(wave, saddr.index)
                                 : read_scalar_register(wave, saddr.index);
     base_ += static_cast<u64>(static_cast<i64>(inst.offset));
+    if (inst.encoding != Format::SCRATCH)
+      land_own_atomics(wave, [&](u32 lane) { return address(lane); });
   }
 
   u8* at(u32 lane, u32 within, u32 bytes, Access access) const {

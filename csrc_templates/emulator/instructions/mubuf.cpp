@@ -49,11 +49,15 @@ class Buffer {
           "the range check of this buffer is not documented: stride %u, swizzled %d, adds the "
           "lane's number %d, idxen %d",
           stride_, swizzles_, adds_lane_, inst.idxen);
+    if (!swizzles_)
+      land_own_atomics(wave, [&](u32 lane) {
+        return base_ + soffset_ + u64{stride_} * index(lane) + offset(lane);
+      });
   }
 
   u8* at(u32 lane, u32 within, u32 bytes, Access access) const {
     const u64 offset = this->offset(lane) + within;
-    const u32 index = (index_ ? index_[lane] : 0) + (adds_lane_ ? lane : 0);
+    const u32 index = this->index(lane);
     if (kind_ == Kind::raw && (records_ < soffset_ || offset + bytes > records_ - soffset_))
       return nullptr;
     if (kind_ == Kind::structured && index >= records_) return nullptr;
@@ -78,6 +82,7 @@ class Buffer {
  private:
   enum class Kind : u8 { raw, structured, private_ };
 
+  u32 index(u32 lane) const { return (index_ ? index_[lane] : 0) + (adds_lane_ ? lane : 0); }
   u64 offset(u32 lane) const {
     return u64{offset_ ? offset_[lane] : 0} + static_cast<u32>(inst_.offset);
   }

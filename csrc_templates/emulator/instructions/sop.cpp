@@ -207,11 +207,12 @@ void execute_setprio(Wave& wave, const Instruction& inst) {
   wave.priority = static_cast<u8>(inst.offset & 3);
 }
 
-// Memory operations are complete when they return, but for loads into LDS; the others only the
-// hooks care about.
+// Memory operations are complete when they return, but for loads into LDS and, in random order,
+// atomic operations; the others only the hooks care about.
 void execute_waitcnt(Wave& wave, const Instruction& inst) {
   const u32 field = static_cast<u32>(inst.offset), vmcnt = (field & 15) | (field >> 14 & 3) << 4;
   if (!wave.workgroup->lds_loads.empty()) wave.workgroup->land_lds_loads_of(wave, vmcnt);
+  if (!wave.workgroup->late_atomics.empty()) wave.workgroup->land_atomics_of(wave, vmcnt);
   hooks::waitcnt(wave, vmcnt, field >> 8 & 15, field >> 4 & 7);
 }
 

@@ -80,6 +80,33 @@ void Workgroup::land_lds_loads_of(const Wave& wave, u64 outstanding) {
   for (auto count = lds_loads.rend() - last; count > 0; --count) land_first_lds_load();
 }
 
+template <class Predicate> void Workgroup::land_atomics_if(Predicate&& lands) {
+  const auto landed = std::stable_partition(late_atomics.begin(), late_atomics.end(),
+                                            [&](const LateAtomic& each) { return !lands(each); });
+  std::for_each(landed, late_atomics.end(), [](const LateAtomic& each) { each.take_effect(); });
+  late_atomics.erase(landed, late_atomics.end());
+}
+
+void Workgroup::land_due_atomics() {
+  land_atomics_if([&](const LateAtomic& each) { return each.due <= now; });
+}
+
+void Workgroup::land_all_atomics() {
+  land_atomics_if([](const LateAtomic&) { return true; });
+}
+
+void Workgroup::land_atomics_of(const Wave& wave, u64 outstanding) {
+  land_atomics_if([&](const LateAtomic& each) {
+    return each.wave == &wave && each.number + outstanding <= wave.vector_memory_issued;
+  });
+}
+
+void Workgroup::land_atomics_at(const Wave& wave, u64 begin, u64 end) {
+  land_atomics_if([&](const LateAtomic& each) {
+    return each.wave == &wave && each.begin < end && begin < each.end;
+  });
+}
+
 u8* global_memory(Wave& wave, const Instruction& inst, int lane, u64 address, u32 bytes,
                   Access access) {
   hooks::global_access(wave, inst, lane, address, bytes, access);

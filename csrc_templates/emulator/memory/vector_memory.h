@@ -15,6 +15,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
 
 #include "execution/dispatch.h"
 #include "execution/lanes.h"
@@ -61,6 +64,15 @@ struct AddressRange {
            wave.dispatch().memory.contains(lowest, static_cast<u32>(span), wave.memory_hit);
   }
 };
+
+// Before a wave's next access: what its own atomic operations change there is changed.
+template <class AddressOf> void land_own_atomics(Wave& wave, AddressOf&& address_of) {
+  if (wave.workgroup->late_atomics.empty()) return;
+  constexpr u32 kMostBytes = 16, kMostOnTheirWay = 63;
+  const AddressRange range(wave.exec(), address_of);
+  wave.workgroup->land_atomics_of(wave, kMostOnTheirWay);
+  wave.workgroup->land_atomics_at(wave, range.lowest, range.highest + kMostBytes);
+}
 
 // Data of up to four registers a lane, between planes and bytes. Reading views the registers in
 // place; writing goes through a buffer, because results may overwrite the addresses they came by.
@@ -199,7 +211,7 @@ inline LdsLoad& begin_lds_load(Wave& wave, const Instruction& inst, u32 bytes) {
   ++wave.lds_loads_on_their_way;
   load.wave = &wave;
   load.number = wave.vector_memory_issued;
-  load.due = workgroup.now + workgroup.lds_load_latency;
+  load.due = workgroup.now + workgroup.memory_latency;
   load.bytes = bytes;
   for (u8*& to : load.to) to = nullptr;
   for_each_lane(wave.exec(), [&](u32 lane) {
@@ -239,19 +251,43 @@ void execute_atomic_operation(Wave& wave, const Instruction& inst, ApplyAtomic a
   const Operand& source = inst.source[1];
   const LaneRegisters data(wave, source);
   LaneRegisters result;
+  struct Operation {
+    u8* at;
+    std::array<u32, 4> operands;
+  };
+  std::vector<Operation> late;
+  const bool has_result = inst.destination.place != Place::none;
+  // FLAT may mean LDS.
+  const bool is_late =
+      wave.dispatch().options.random_order && !has_result && inst.encoding != Format::FLAT;
   for_each_lane(wave.exec(), [&](u32 lane) {
-    u32 operands[4] = {}, old[2] = {};
+    std::array<u32, 4> operands = {};
+    u32 old[2] = {};
     for (u32 reg = 0; reg < source.dwords; ++reg) operands[reg] = data.dword(lane, reg);
     if (u8* const at = memory.at(lane, 0, bytes, Access::atomic)) {
       if (reinterpret_cast<u64>(at) % bytes)
         lane_fault(static_cast<int>(lane),
                    "atomic operation on an address that is not a multiple of %u bytes", bytes);
-      apply(at, operands, old, Denormals{});
+      if (is_late) late.push_back({at, operands});
+      else apply(at, operands.data(), old, Denormals{});
     }
     for (u32 reg = 0; reg < bytes / 4; ++reg) result.set_dword(lane, reg, old[reg]);
   });
-  if (inst.destination.place != Place::none)
-    result.store(wave, inst.destination, bytes / 4, wave.exec());
+  if (has_result) result.store(wave, inst.destination, bytes / 4, wave.exec());
+  if (late.empty()) return;
+  Workgroup& workgroup = *wave.workgroup;
+  LateAtomic& atomic = workgroup.late_atomics.emplace_back();
+  atomic.wave = &wave;
+  atomic.number = wave.vector_memory_issued;
+  atomic.due = workgroup.now + workgroup.memory_latency;
+  const auto [lowest, highest] = std::minmax_element(
+      late.begin(), late.end(), [](const Operation& a, const Operation& b) { return a.at < b.at; });
+  atomic.begin = reinterpret_cast<u64>(lowest->at);
+  atomic.end = reinterpret_cast<u64>(highest->at) + bytes;
+  atomic.take_effect = [late = std::move(late), apply] {
+    u32 old[2];
+    for (const Operation& each : late) apply(each.at, each.operands.data(), old, Denormals{});
+  };
 }
 
 template <class Memory, auto kNext> void execute_atomic(Wave& wave, const Instruction& inst) {
