@@ -6,8 +6,10 @@ call is estimated to take, or a refusal, whose sentences are made when somebody 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from importlib import import_module
+from math import inf
 from typing import Any, NamedTuple, cast
 
 from ..planning.measured import Measured, measured_of
@@ -180,6 +182,17 @@ def _fixed_choice(plan: Plan) -> str:
     return " and ".join(words)
 
 
+def _quickest_of_each(contenders: Sequence[Contender]) -> list[Contender]:
+    """Of each plan that a family proposed and its variants the quickest one."""
+    quickest: dict[Plan, Contender] = {}
+    for each in contenders:
+        proposed = each.plan.variant_of or each.plan
+        known = quickest.setdefault(proposed, each)
+        if (each.time.seconds or inf) < (known.time.seconds or inf):
+            quickest[proposed] = each
+    return list(quickest.values())
+
+
 class Explanation(NamedTuple):
     """Where a call would run, and why nowhere else. ``str()`` gives it as sentences.
 
@@ -207,10 +220,11 @@ class Explanation(NamedTuple):
             # Where something is measured, what others stand for says nothing.
             is_tuned = any(each.variant_of for each in contest.plans)
             estimates = tuple(x for x in every if not is_tuned or x.time.seconds or x.plan is plan)
+        said = _quickest_of_each(estimates)
         refusals = dict(of_families)
         rejected: dict[str, tuple[str, ...]] = {}
         for entrant in FAMILIES:
-            beaten = tuple(x.in_words for x in estimates if x.plan.family == entrant.name)
+            beaten = tuple(x.in_words for x in said if x.plan.family == entrant.name)
             if not entrant.is_for(problem) or (plan is not None and entrant.name == plan.family):
                 continue
             if entrant.name in refusals:
@@ -222,7 +236,7 @@ class Explanation(NamedTuple):
                 rejected[entrant.name] = (entrant.needs.format(target=target),)
         remarks: list[str] = []
         if plan is not None:
-            of_family = (x for x in estimates if x.plan.family == plan.family)
+            of_family = (x for x in said if x.plan.family == plan.family)
             choice = _fixed_choice(plan)
             remarks = [
                 *plan.remarks(),

@@ -182,6 +182,14 @@ EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_
                              extra[2] == reinterpret_cast<void*>(2) &&
                              extra[4] == reinterpret_cast<void*>(3);
   if (!is_one_buffer) return failed(kInvalidValue);
+  Clock clock;
+  {
+    const std::lock_guard<std::mutex> lock(recorder().mutex);
+    if (const int failure = failure_of("hipModuleLaunchKernel")) return failed(failure);
+    ++recorder().launch_count;
+    clock = recorder().clock;
+    if (!recorder().keeps_launches && !clock) return kSuccess;
+  }
   Launch launch{};
   launch.device = current_device;
   const unsigned grid[] = {grid_x, grid_y, grid_z}, block[] = {block_x, block_y, block_z};
@@ -193,12 +201,9 @@ EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_
   if (launch.kernarg_bytes <= kKernargBytes)
     std::memcpy(launch.kernarg, extra[1], launch.kernarg_bytes);
   std::strncpy(launch.symbol, kernel.symbol.c_str(), kSymbolBytes - 1);
-  // A test's function waits for Python, whose threads may wait for this lock.
-  const Clock clock = recorder().clock;
+  // A test's function waits for Python, whose threads may wait for the lock.
   const double milliseconds = clock ? clock(&launch) : 0;
   const std::lock_guard<std::mutex> lock(recorder().mutex);
-  if (const int failure = failure_of("hipModuleLaunchKernel")) return failed(failure);
-  ++recorder().launch_count;
   recorder().milliseconds += milliseconds;
   if (recorder().keeps_launches) recorder().launches.push_back(launch);
   return kSuccess;

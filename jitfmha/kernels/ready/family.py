@@ -8,7 +8,6 @@ with the best tile is taken.
 from __future__ import annotations
 
 from functools import cached_property
-from hashlib import sha256
 from typing import NamedTuple, cast
 
 import torch
@@ -24,7 +23,7 @@ from ...problem.arguments import Tensors
 from ...problem.features import DTYPE_FEATURES, Feature
 from ...problem.memory import write_zeros
 from ...problem.problem import BF16_CVTS, PlainSizes, Problem
-from ..amd_plan import AmdPlan
+from ..amd_plan import AmdPlan, version_of
 from ..launcher import Block, BoundKernel
 from ..rules import ATTENTION, reasons_of
 from .limits import DTYPE_RULE, SIZE_RULES, are_far_from_limits, reasons_of_row
@@ -211,7 +210,7 @@ class ReadyPlan(AmdPlan):
 
     @cached_property
     def version(self) -> str:
-        return sha256(self.choice.code_object.image).hexdigest()
+        return version_of((self.choice.code_object,))
 
     @property
     def variant(self) -> Variant | None:
