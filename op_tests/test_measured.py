@@ -193,7 +193,7 @@ def test_it_is_read_once(file, monkeypatch):
 
 
 def test_it_lies_beside_the_cache(tmp_path):
-    """Where it stays when the cache is cleared; in a cache that others may write to nobody looks."""
+    """Also when that is cleared. In a cache that others may write to nobody looks."""
     program = """
 from jitfmha.jit import cache_clear
 from jitfmha.planning.measured import Machine, Measurement, Variant, keep, kept

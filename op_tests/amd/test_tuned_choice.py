@@ -82,7 +82,12 @@ def test_the_quickest_is_taken_from_then_on(runtime, made_up, chip):
     names = {(x.family, x.kernel) for x in done.measured}
     assert {family for family, _ in names} == {"ready", "compiled"}
     assert len(names) >= 3, "every tile is timed"
-    assert {1, 2, 4, 8, 16} <= {x.num_splits for x in done.measured}
+    of_kernels = {name: set[int]() for name, _ in made_up.times}
+    for name, grid in made_up.times:
+        of_kernels[name].add(grid[2])
+    assert len(of_kernels) == len(names)
+    assert all({1, 2, 4, 8, 16} <= splits for splits in of_kernels.values()), of_kernels
+    assert len({x.version for x in done.measured}) == len(names)
     assert done.failed == ()
     assert done.before in done.measured
     assert done.gain is not None
