@@ -74,6 +74,14 @@ def test_what_is_kept_is_read_and_the_last_time_counts(file, seed):
     assert not file.exists()
 
 
+def test_what_would_not_be_read_is_not_kept(file):
+    rows = from_bytes(_ROW)[0]
+    keep(rows)
+    with pytest.raises(ValueError, match="microseconds is 0"):
+        keep([rows[0]._replace(microseconds=0.0)])
+    assert kept() == rows
+
+
 def test_processes_that_keep_at_one_moment_lose_nothing(file, tmp_path):
     """Each adds its own rows, one by one."""
     program = """

@@ -254,4 +254,4 @@ def test_a_call_that_nothing_serves_is_told_and_the_others_go_on(run, monkeypatc
     monkeypatch.setattr(ahead_tune, "plans_for", refused)
     ended = run("tune", "--shapes", _SHAPE, "--device", "cpu")
     assert ended.code == 1
-    assert "[1/1] NotImplementedError: no kernel serves this call\n" in ended.err
+    assert "mask none: fp32: NotImplementedError: no kernel serves this call\n" in ended.err

@@ -100,7 +100,8 @@ def tune(
             same kind with these lengths, and correct the estimates of lengths near them. A batch,
             and a number of heads, is a kind of its own.
         device: a device of torch's.
-        seconds: for each call, all candidates together; each is timed five times at least.
+        seconds: for each call, all candidates together; each is timed five times at least, but
+            for what takes more than twice as long as the quickest at first.
 
     Yields:
         Each call as soon as its times are kept; or a sentence about why it has none.
@@ -122,12 +123,13 @@ def tune(
                 call = trial_call(combination, torch.device(device))
                 plans = plans_for(call.problem, target)
             except (TypeError, ValueError, RuntimeError, MemoryError) as error:
-                yield _in_a_line(error)
+                yield f"{kind_of(combination.problem())}: {_in_a_line(error)}"
                 continue
-            if not is_tunable(call.problem):
-                yield f"no times choose for {kind_of(call.problem)}"
-                continue
-            yield _tuned(call, plans, machine, timed, seconds)
+            if is_tunable(call.problem):
+                yield _tuned(call, plans, machine, timed, seconds)
+            else:
+                yield f"{kind_of(call.problem)}: no times choose for such calls"
+            del call, plans  # before the next ones come, which may need the memory
 
 
 def _seconds_on_cpu(launch: Callable[[], object]) -> float:

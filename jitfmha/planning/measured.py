@@ -221,7 +221,8 @@ def left_out(wrong: list[str], count: int) -> str:
 def keep(measurements: Iterable[Measurement]) -> Path:
     """Add measurements to the file beside the cache, where they replace earlier ones of the same.
 
-    Raises ``CacheError`` or ``OSError`` where nothing can be written.
+    Raises ``CacheError`` or ``OSError`` where nothing can be written, and ``ValueError`` for a
+    value that would not be read.
     """
     directory = writable_directory()
     path = directory.root / FILE_NAME
@@ -229,7 +230,7 @@ def keep(measurements: Iterable[Measurement]) -> Path:
         rows = {x.of: x for x in _read(path)}
         for x in measurements:
             rows.pop(x.of, None)  # the latest are the last
-            rows[x.of] = x
+            rows[x.of] = _checked(x)
         write_whole(path, to_bytes(list(rows.values())[-_MOST_MEASUREMENTS:]), mode=0o600)
     _times.cache_clear()
     return path

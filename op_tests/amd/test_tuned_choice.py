@@ -239,6 +239,19 @@ def test_nothing_is_measured_on_the_emulator(run):
     assert kept() == []
 
 
+def test_nothing_is_measured_while_launches_are_written_down(
+    runtime, made_up, monkeypatch, tmp_path
+):
+    """Their choice is that of calls which are not."""
+    tuned(runtime, runtime.target("MI300X"), combination())
+    monkeypatch.setenv("JITFMHA_RECORD", str(tmp_path))
+    target = runtime.target("MI300X")
+    with runtime.stands_for(target):
+        assert any(x.time.is_measured for x in call(run=explain).estimates)
+        with pytest.raises(ValueError, match="JITFMHA_RECORD"):
+            next(tune([combination()], "cpu"))
+
+
 def test_calls_of_emulated_gpus_look_nothing_up(runtime, made_up):
     tuned(runtime, runtime.target("MI300X"), combination())
     with emulate("gfx942"):
