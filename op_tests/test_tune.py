@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,31 @@ def test_calls_of_profiles(monkeypatch, profile):
         assert made.problem.sizes[:2] == (x.seqlen_q, x.seqlen_k)
 
 
+def test_a_disturbed_round_decides_nothing():
+    """Rounds of what is quick but disturbed at first, what is not quick, and what is hopeless."""
+    rounds = {"quick": iter((90.0, 1.0, 80.0, 1.0, 70.0, 1.0, 1.0)), "slow": 1.5, "hopeless": 2.5}
+    clock: list[float] = []
+
+    def launch(name: str) -> None:
+        times = rounds[name]
+        clock.append(times if isinstance(times, float) else next(times))
+
+    def timed(run: Any) -> float:
+        run()
+        return clock[-1]
+
+    names = {name: Variant("fake", name, "") for name in rounds}
+    launches = {names[name]: partial(launch, name) for name in rounds}
+    times = ahead_tune._interleaved(launches, timed, 0.0, torch.device("cpu"))
+    assert {x.kernel: len(seconds) for x, seconds in times.items()} == {
+        "quick": 5,
+        "slow": 5,
+        "hopeless": 3,
+    }
+    quartiles = {x.kernel: ahead_tune._first_quartile(y) for x, y in times.items()}
+    assert quartiles == {"quick": 1.0, "slow": 1.5, "hopeless": 2.5}
+
+
 # ---- The command ---------------------------------------------------------------------------------
 
 
@@ -245,6 +271,13 @@ def test_nothing_is_measured_where_cpu_tensors_are_emulated(run, monkeypatch):
     ended = run("tune", "--device", "cpu")
     assert ended.code == 2
     assert "the times of an emulator" in ended.err
+
+
+@pytest.mark.parametrize("load", [0.5, 1.5])
+def test_a_busy_machine_is_told_of(run, monkeypatch, load):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load * (os.cpu_count() or 1), 0.0, 0.0))
+    ended = run("tune", "--shapes", _SHAPE, "--device", "cpu", "--seconds", "0")
+    assert ("will not hold for a machine at rest" in ended.err) == (load > 1)
 
 
 def test_a_call_that_nothing_serves_is_told_and_the_others_go_on(run, monkeypatch):

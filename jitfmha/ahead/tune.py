@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
-from statistics import median
+from statistics import quantiles
 from typing import NamedTuple
 
 import torch
@@ -39,8 +39,8 @@ from .profiles import PROFILES
 from .trial_call import TrialCall, trial_call
 
 _LEAST_ROUNDS = 5
-# What takes so many times as long as the quickest in the first round is not timed again.
-_HOPELESS = 2.0
+# What takes so many times as long as the quickest in each of the first rounds is not timed again.
+_HOPELESS, _FIRST_ROUNDS = 2.0, 3
 # Written between launches on a GPU, so that no cache has what the last one read: as models have
 # it, whose other layers come between. MI300X and MI355X have 256 MiB of Infinity Cache.
 _FLUSHED_BYTES = 512 << 20
@@ -101,7 +101,7 @@ def tune(
             and a number of heads, is a kind of its own.
         device: a device of torch's.
         seconds: for each call, all candidates together; each is timed five times at least, but
-            for what takes more than twice as long as the quickest at first.
+            for what takes more than twice as long as the quickest in the first three.
 
     Yields:
         Each call as soon as its times are kept; or a sentence about why it has none.
@@ -160,8 +160,8 @@ def _tuned(
         else:
             launches[variant] = launch
     times = _interleaved(launches, timed, seconds, tensors.q.device)
-    medians = {name: median(x) for name, x in times.items()}
-    measured = dict(sorted(medians.items(), key=lambda pair: pair[1]))
+    quartiles = {name: _first_quartile(x) for name, x in times.items()}
+    measured = dict(sorted(quartiles.items(), key=lambda pair: pair[1]))
     kind = kind_of(problem)
     keep(Measurement(machine, kind, *lengths, name, x * 1e6) for name, x in measured.items())
     contest = plans[0].contest
@@ -193,15 +193,21 @@ def _interleaved(
     end = time.perf_counter() + seconds
     number = 0
     while playing and (number < _LEAST_ROUNDS or time.perf_counter() < end):
+        number += 1
         for name, launch in playing.items():
             if flushed is not None:
                 flushed.zero_()
             times[name].append(timed(launch))
-        if number == 0:
-            least = min(first for (first,) in times.values())
-            playing = {x: playing[x] for x, (first,) in times.items() if first <= _HOPELESS * least}
-        number += 1
+        if number == _FIRST_ROUNDS:
+            bests = {name: min(x) for name, x in times.items()}
+            most = _HOPELESS * min(bests.values())
+            playing = {name: x for name, x in playing.items() if bests[name] <= most}
     return times
+
+
+def _first_quartile(seconds: list[float]) -> float:
+    """The time below which a quarter of the rounds are: what disturbs them makes them longer."""
+    return quantiles(seconds, n=4, method="inclusive")[0]
 
 
 def _in_a_line(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ..ahead.tune import TunedCall, calls_of_profile, tunable_target, tune
 from ..bench.shapes import Shape, shapes_of
 from ..jit.regular_file import read_regular_file, write_whole
 from ..planning.measured import Variant, forget, from_bytes, keep, kept, left_out, to_bytes
+from ..planning.target import CpuTarget
 from ..problem.mask import parse_mask
 from .exit_codes import FAILED, OK, UsageError
 from .output import ProgressBar, print_json, progress
@@ -65,6 +67,12 @@ def _tune(args: argparse.Namespace) -> int:
     tuned: list[TunedCall] = []
     with ProgressBar(len(calls)) as bar:
         bar.line(f"timing {len(calls)} calls on {target}")
+        load, processors = os.getloadavg()[0], os.cpu_count() or 1
+        if isinstance(target, CpuTarget) and load > processors:
+            bar.line(
+                f"{load:.1f} processes want to run on {processors} processors: what is measured "
+                "now will not hold for a machine at rest"
+            )
         for number, done in enumerate(tune(calls, device, seconds=args.seconds), 1):
             bar.line(f"[{number}/{len(calls)}] {done if isinstance(done, str) else _line(done)}")
             bar.reach(number)

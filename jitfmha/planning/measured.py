@@ -72,7 +72,7 @@ Measured = Mapping[Lengths, Mapping[Variant, float]]
 
 
 class Measurement(NamedTuple):
-    """A row of the file: the median time of one variant's launches."""
+    """A row of the file: what a launch of one variant takes."""
 
     machine: Machine
     kind: str
