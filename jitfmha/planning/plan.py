@@ -183,6 +183,8 @@ class Contest:
         for lengths, seconds in (measured or {}).items():
             of_steps.setdefault(self._whole_steps(*lengths), {}).update(seconds)
         self._measured: Measured = of_steps
+        # By lengths that were measured: what plans are estimated to take with them.
+        self._estimated: dict[Lengths, dict[Plan, float | None]] = {}
         self._chosen: dict[tuple[int, int], Plan] = {}
         # Of the last choice: queries, the keys behind which its step begins, those with which it
         # ends, and the plan.
@@ -254,24 +256,26 @@ class Contest:
             if plan in seen and there == (seqlen_q, seqlen_k):
                 return Time(seen[plan], is_measured=True)
             if plan in seen or not (plan.variant_of or plan in replaced):
-                return Time(_corrected(plan, seen, there, seqlen_q, seqlen_k))
+                return Time(self._corrected(plan, seen, there, seqlen_q, seqlen_k))
             return Time(None)
 
         return tuple(map(time_of, plans))
 
-
-def _corrected(
-    plan: Plan, seen: Mapping[Plan, float], there: Lengths, seqlen_q: int, seqlen_k: int
-) -> float | None:
-    """The plan's estimate, as far off as it is with the lengths of ``seen``, or others' are."""
-    estimate = plan.seconds(seqlen_q, seqlen_k)
-    if estimate is None:
-        # As much longer as there are more products.
-        longer = seqlen_q * seqlen_k / (max(there[0], 1) * max(there[1], 1))
-        return seen[plan] * longer if plan in seen else None
-    of_plans = {x: x.seconds(*there) for x in ((plan,) if plan in seen else seen)}
-    off = [seen[x] / seconds for x, seconds in of_plans.items() if seconds]
-    return estimate * median(off) if off else estimate
+    def _corrected(
+        self, plan: Plan, seen: Mapping[Plan, float], there: Lengths, seqlen_q: int, seqlen_k: int
+    ) -> float | None:
+        """The plan's estimate, as far off as it is with the lengths of ``seen``, or others' are."""
+        estimate = plan.seconds(seqlen_q, seqlen_k)
+        if estimate is None:
+            # As much longer as there are more products.
+            longer = seqlen_q * seqlen_k / (max(there[0], 1) * max(there[1], 1))
+            return seen[plan] * longer if plan in seen else None
+        known = self._estimated.setdefault(there, {})
+        for x in seen.keys() - known.keys():
+            known[x] = x.seconds(*there)
+        of_plans = ((x, known[x]) for x in ((plan,) if plan in seen else seen))
+        off = [seen[x] / seconds for x, seconds in of_plans if seconds]
+        return estimate * median(off) if off else estimate
 
 
 def _key_bits(seqlen_k: int) -> int:
