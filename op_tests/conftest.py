@@ -17,6 +17,7 @@ from inputs import DTYPES
 
 from jitfmha.cli import main
 from jitfmha.kernels.cpu import BESIDE_TILE_UNIT
+from jitfmha.planning import measured
 from jitfmha.planning.plan import Contest
 from jitfmha.planning.target import CpuIsa, cpu_isas_here
 
@@ -47,6 +48,14 @@ def pytest_configure(config: pytest.Config) -> None:
     # Processes among which tests are divided share the processors. OpenMP's threads that spin while
     # they wait take them from each other: the tests of gradients took four times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_measured() -> Iterator[None]:
+    """Choices are those of estimates, whatever this machine's user has measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measured, "readable_directories", list)
+        yield
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def _plans(
     """
     plans: dict[str, Plan] = {}
     unserved: Exception | None = None
-    for combination in itertools.chain.from_iterable(map(_combinations, subsets)):
+    for combination in itertools.chain.from_iterable(map(combinations_of, subsets)):
         try:
             check_combination(combination)
             found = plans_for(combination.problem(), target)
@@ -74,7 +74,7 @@ def _plans(
     return plans
 
 
-def _combinations(subset: Subset) -> Iterator[Combination]:
+def combinations_of(subset: Subset) -> Iterator[Combination]:
     """The smallest calls with each combination of traits."""
     for dtype, (hdim_q, hdim_v), mask, mode, direction, features, (
         heads_q,

@@ -121,6 +121,10 @@ class RecordingRuntime:
         return f"{self.recorded.describe_device(device_index)}, recorded"
 
     @property
+    def driver(self) -> str | None:
+        return self.recorded.driver
+
+    @property
     def current_stream(self) -> Callable[[int], int]:
         return self.recorded.current_stream
 

@@ -22,6 +22,7 @@ from ..jit.toolchain.hip_libraries import (
 from ..problem.torch_parts import raw_current_stream
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
+_DRIVER_VERSION = Path("/sys/module/amdgpu/version")
 # hipDeviceAttributePciChipId: ROCm 7.1 put another attribute before it, which has its old number
 # (aiter pull request 5182). Ids of Instinct chips tell an answer from one to another question.
 PCI_CHIP_ID = (10019, 10020)
@@ -63,6 +64,14 @@ class Runtime(Protocol):
         ...
 
     @property
+    def driver(self) -> str | None:
+        """The version of what drives the GPU, by which measured times are kept.
+
+        None where a launch's time says nothing about a GPU's.
+        """
+        ...
+
+    @property
     def current_stream(self) -> Callable[[int], int]:
         """Device index -> the stream that torch's own kernels go to; 0 is the default one."""
         ...
@@ -96,6 +105,16 @@ class HipRuntime:
 
     def describe_device(self, device_index: int) -> str:
         return f"device {device_index}"
+
+    @property
+    def driver(self) -> str:
+        version = ctypes.c_int()
+        self._call("hipDriverGetVersion", ctypes.byref(version))
+        try:
+            of_kernel = _DRIVER_VERSION.read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            of_kernel = "of the kernel"
+        return f"HIP {version.value}, amdgpu {of_kernel}"
 
     def pci_chip_id(self, device: int) -> int | None:
         """The PCI device id of a GPU, which tells chips of one architecture apart.

@@ -6,11 +6,14 @@ call is estimated to take, or a refusal, whose sentences are made when somebody 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from importlib import import_module
+from math import inf
 from typing import Any, NamedTuple, cast
 
-from ..planning.plan import Contest, Family, Plan, Reason, Refusal
+from ..planning.measured import Measured, measured_of
+from ..planning.plan import Contest, Family, Plan, Reason, Refusal, Time
 from ..planning.target import AmdTarget, CpuTarget, Target
 from ..problem.features import DTYPE_FEATURES, Feature
 from ..problem.problem import Direction, Problem
@@ -90,8 +93,11 @@ def propose(problem: Problem, target: Target) -> Proposal:
             plans += answer
     if not plans:
         return Proposal(None, None, tuple(refusals))
+    measured = measured_of(problem, target)
+    if measured is not None:
+        plans += _measured_variants(plans, measured)
     while True:
-        contest = Contest(plans)
+        contest = Contest(plans, measured)
         best = contest.best(*problem.sizes[:2])
         if len(plans) == 1 or best.can_be_built:
             break
@@ -104,8 +110,24 @@ def propose(problem: Problem, target: Target) -> Proposal:
     return Proposal(best, contest, tuple(refusals))
 
 
+def _measured_variants(plans: list[Plan], measured: Measured) -> list[Plan]:
+    """The plans for what was measured beside those that families propose."""
+    made: dict[object, Plan] = {}
+    variants = dict.fromkeys(variant for of_lengths in measured.values() for variant in of_lengths)
+    for variant in variants:
+        for plan in plans:
+            fixed = plan.with_choice(variant) if plan.family == variant.family else None
+            # Of another version of the code nothing is known.
+            if fixed is not None and fixed.variant == variant:
+                fixed.variant_of = plan
+                made.setdefault(variant, fixed)
+    return list(made.values())
+
+
 def plans_for(problem: Problem, target: Target) -> tuple[Plan, ...]:
     """The plans of all families, of which calls take one or another as their lengths are.
+
+    Those for what was measured of them are among them.
 
     Raises ``NotImplementedError`` listing every family's reasons where none serves the problem.
     """
@@ -136,11 +158,46 @@ def plan_for(problem: Problem, target: Target) -> Plan:
     return plan
 
 
+class Contender(NamedTuple):
+    """A plan that serves a call, and what decided whether it is taken."""
+
+    plan: Plan
+    time: Time
+
+    @property
+    def in_words(self) -> str:
+        plan, seconds = self.plan, self.time.seconds
+        if seconds is None:
+            return f"What {plan.kernel} takes is not estimated."
+        was = "was measured" if self.time.is_measured else "is estimated"
+        fixed = f" with {choice}" if (choice := _fixed_choice(plan)) else ""
+        return f"{plan.kernel} of {plan.source}{fixed} {was} to take {_microseconds(seconds)}."
+
+
+def _fixed_choice(plan: Plan) -> str:
+    """What a plan always takes, because it was measured so; empty where that is nothing."""
+    words = [f"num_splits={plan.num_splits}"] if plan.num_splits else []
+    if plan.threads:
+        words.append(f"up to {plan.threads} threads")
+    return " and ".join(words)
+
+
+def _quickest_of_each(contenders: Sequence[Contender]) -> list[Contender]:
+    """Of each plan that a family proposed and its variants the quickest one."""
+    quickest: dict[Plan, Contender] = {}
+    for each in contenders:
+        proposed = each.plan.variant_of or each.plan
+        known = quickest.setdefault(proposed, each)
+        if (each.time.seconds or inf) < (known.time.seconds or inf):
+            quickest[proposed] = each
+    return list(quickest.values())
+
+
 class Explanation(NamedTuple):
     """Where a call would run, and why nowhere else. ``str()`` gives it as sentences.
 
     Attributes:
-        estimates: the plans that it was chosen from, with the seconds that decided.
+        estimates: the plans that it was chosen from, with the times that decided.
         rejected: sentences by family.
         remarks: what else there is to know about the kernels that were found.
     """
@@ -148,7 +205,7 @@ class Explanation(NamedTuple):
     problem: Problem
     target: Target
     plan: Plan | None
-    estimates: tuple[tuple[Plan, float | None], ...]
+    estimates: tuple[Contender, ...]
     rejected: dict[str, tuple[str, ...]]
     remarks: tuple[str, ...]
 
@@ -156,14 +213,18 @@ class Explanation(NamedTuple):
     def of(cls, problem: Problem, target: Target, proposal: Proposal) -> Explanation:
         """The sentences for a proposal."""
         plan, contest, of_families = proposal
-        estimates: tuple[tuple[Plan, float | None], ...] = ()
+        estimates: tuple[Contender, ...] = ()
         if contest is not None:
-            seconds = contest.seconds(problem.seqlen_q, problem.seqlen_k)
-            estimates = tuple(zip(contest.plans, seconds, strict=True))
+            times = contest.times(problem.seqlen_q, problem.seqlen_k)
+            every = map(Contender, contest.plans, times)
+            # Where something is measured, what others stand for says nothing.
+            is_tuned = any(each.variant_of for each in contest.plans)
+            estimates = tuple(x for x in every if not is_tuned or x.time.seconds or x.plan is plan)
+        said = _quickest_of_each(estimates)
         refusals = dict(of_families)
         rejected: dict[str, tuple[str, ...]] = {}
         for entrant in FAMILIES:
-            beaten = tuple(_why_not(*each) for each in estimates if each[0].family == entrant.name)
+            beaten = tuple(x.in_words for x in said if x.plan.family == entrant.name)
             if not entrant.is_for(problem) or (plan is not None and entrant.name == plan.family):
                 continue
             if entrant.name in refusals:
@@ -175,10 +236,12 @@ class Explanation(NamedTuple):
                 rejected[entrant.name] = (entrant.needs.format(target=target),)
         remarks: list[str] = []
         if plan is not None:
-            of_family = (each for each in estimates if each[0].family == plan.family)
+            of_family = (x for x in said if x.plan.family == plan.family)
+            choice = _fixed_choice(plan)
             remarks = [
                 *plan.remarks(),
-                *(_why_not(*each) for each in of_family if each[0] is not plan),
+                *([f"It takes {choice}, by what was measured."] if choice else ()),
+                *(x.in_words for x in of_family if x.plan is not plan),
             ]
         return cls(problem, target, plan, estimates, rejected, tuple(remarks))
 
@@ -200,9 +263,10 @@ class Explanation(NamedTuple):
             built = "built" if plan.is_built else "built on first use"
             lines.append(f"kernel   {plan.kernel} (family {plan.family}, {built})")
             lines.append(f"source   {plan.source}")
-            seconds = dict(self.estimates).get(plan)
+            seconds, is_measured = dict(self.estimates).get(plan, Time(None))
             if seconds is not None:
-                lines.append(f"estimate {_microseconds(seconds)}")
+                word = "measured" if is_measured else "estimate"
+                lines.append(f"{word} {_microseconds(seconds)}")
         for family, reasons in self.rejected.items():
             lines.extend(f"not {family}: {reason}" for reason in reasons)
         lines.extend(f"note     {remark}" for remark in self.remarks)
@@ -223,20 +287,16 @@ class Explanation(NamedTuple):
                     "family": each.family,
                     "kernel": each.kernel,
                     "source": each.source,
-                    "microseconds": None if seconds is None else seconds * 1e6,
+                    "num_splits": each.num_splits,
+                    "threads": each.threads,
+                    "microseconds": None if time.seconds is None else time.seconds * 1e6,
+                    "measured": time.is_measured,
                 }
-                for each, seconds in self.estimates
+                for each, time in self.estimates
             ],
             "rejected": {family: list(reasons) for family, reasons in self.rejected.items()},
             "remarks": list(self.remarks),
         }
-
-
-def _why_not(plan: Plan, seconds: float | None) -> str:
-    """Why a plan that serves the problem is not taken."""
-    if seconds is None:
-        return f"What {plan.kernel} takes is not estimated."
-    return f"{plan.kernel} of {plan.source} is estimated to take {_microseconds(seconds)}."
 
 
 def _microseconds(seconds: float) -> str:

@@ -20,6 +20,11 @@ _CVTS = ("rtne", "rtna", "rtz")
 _MODES = ("gm0", "gm1")
 _DIRECTIONS = ("forward", "backward")
 _DEVICE = "cpu or cuda; or a GPU that is not here, as gfx950 or MI308X (default: cpu)"
+_SHAPES = (
+    "as seqlen=4096,heads=16,kv_heads=4,hdim=64,dtype=fp16,mask=causal,direction=backward "
+    "(batch, seqlen_k and hdim_v, too; what is left out has a default); or the name of a set: "
+    "seqlens, causal, training, decode; or @FILE, with a shape on each line"
+)
 _HDIMS = "head dimensions, as 128, or as 192x128 where v has another one (default: "
 
 
@@ -34,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for add in (
         *(_add_demo, _add_doctor, _add_explain, _add_kernels, _add_hsa, _add_build, _add_export),
-        *(_add_cache, _add_bench, _add_profile, _add_run_kernel, _add_replay),
+        *(_add_cache, _add_tune, _add_bench, _add_profile, _add_run_kernel, _add_replay),
     ):
         add(commands)
     return parser
@@ -311,6 +316,33 @@ def _add_cache(commands: Any) -> None:
     _command(actions, "path", "Print where the cache is. It need not exist yet.")
 
 
+def _add_tune(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "tune",
+        "time what can serve calls on this machine, and choose by that from then on",
+        "Time every kernel that can serve the calls, with its tiles, key splits and, on the CPU, "
+        "numbers of threads, and keep the times beside the cache. Calls of the same kinds are then "
+        "chosen by them, also with lengths near these. Ctrl-C keeps what is measured so far. "
+        "Nothing can be measured on the emulator.",
+    )
+    flag = parser.add_argument
+    shapes = f"as `bench --shapes` has them: {_SHAPES} (default: seqlens causal decode)"
+    flag("--shapes", nargs="+", metavar="SHAPE", help=shapes)
+    profile = "the kinds of calls of a profile of `build`, each with lengths of a prompt and of a "
+    flag("--profile", metavar="NAME", help=f"{profile}decode step; keys in pages are left out")
+    flag("--device", help="as cpu or cuda:1 (default: cuda, else cpu)")
+    seconds = "how long a call is timed, all candidates together (default: 1)"
+    flag("--seconds", type=float, default=1.0, help=seconds)
+    moved = parser.add_mutually_exclusive_group()
+    exported = "write all that is kept there, as JSON, and measure nothing"
+    moved.add_argument("--export", type=Path, metavar="FILE", help=exported)
+    imported = "add what was exported; of other machines it is kept, and looked up there alone"
+    moved.add_argument("--import", dest="import_", type=Path, metavar="FILE", help=imported)
+    forgotten = "remove all that is kept"
+    moved.add_argument("--forget", action="store_true", help=forgotten)
+
+
 # ---- Figures -------------------------------------------------------------------------------------
 
 
@@ -332,9 +364,7 @@ def _add_bench(commands: Any) -> None:
         "--shapes",
         nargs="+",
         metavar="SHAPE",
-        help="as seqlen=4096,heads=16,kv_heads=4,hdim=64,dtype=fp16,mask=causal,direction=backward "
-        "(batch, seqlen_k and hdim_v, too; what is left out has a default); or the name of a set: "
-        "seqlens, causal, training, decode; or @FILE, with a shape on each line",
+        help=_SHAPES,
     )
     flag = parser.add_argument
     flag("--quick", action="store_true", help="only a part of the suite, for a first impression")

@@ -66,6 +66,10 @@ class Emulation:
     def has_host_memory(self) -> bool:
         return True
 
+    @property
+    def driver(self) -> None:
+        return None
+
     def describe_device(self, device_index: int) -> str:
         return "emulated"
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
 
 from .. import jit
+from ..amd.code_object import CodeObject
 from ..amd.manifest import AnyRow
 from ..planning.plan import Plan
 from ..planning.target import AmdTarget
 from ..problem.problem import Problem
 from .launcher import Block, LauncherKind, launcher_spec, load_launcher
+
+
+def version_of(code_objects: Iterable[CodeObject]) -> str:
+    """What times of kernels that come ready are kept by: a hash of their code objects."""
+    return sha256(b"".join(sha256(x.image).digest() for x in code_objects)).hexdigest()
 
 
 class AmdPlan(Plan):

@@ -13,13 +13,15 @@ from functools import cache, lru_cache
 from itertools import chain
 from typing import NoReturn
 
+import torch
 from torch import Tensor
 
 from ..jit.loader import is_built, load
 from ..jit.render import render
 from ..jit.shared_struct import FLOAT, INT32, INT64, FieldType, Pointer, SharedStruct
 from ..jit.spec import MAX_NAME, BuildSpec
-from ..planning.plan import Launch, Plan, Reason, Refusal
+from ..planning.measured import Variant
+from ..planning.plan import Launch, Plan, Reason, Refusal, splits_to_time
 from ..planning.target import AVX2_FLAGS, AVX512_FLAGS, CpuIsa, CpuTarget, Target
 from ..problem.arguments import Descales, Dropout, KeyOptions, Tensors
 from ..problem.dtypes import EIGHT_BIT_NAMES
@@ -163,6 +165,7 @@ KEY_OPTIONS = SharedStruct(
         "block_table_stride": INT64,
         "num_pages": INT64,
         "num_splits": INT64,
+        "most_threads": INT64,  # 0: as many as have something to do
         "out_accum": Pointer("float"),
         "lse_accum": Pointer("float"),
     },
@@ -344,13 +347,35 @@ class CpuPlan(Plan):
 
     family = NAME
 
-    def __init__(self, problem: Problem, target: CpuTarget) -> None:
+    def __init__(
+        self, problem: Problem, target: CpuTarget, num_splits: int = 0, threads: int = 0
+    ) -> None:
         self.problem = problem
         self.target = target
+        self.num_splits = num_splits
+        self.threads = threads
         self.traits = CpuTraits.of(problem, target.isa)
         # That of the cache entry is the same, or its beginning.
         self.kernel = self.traits.name
         self.source = f"csrc_templates/{self.traits.template}"
+
+    @property
+    def version(self) -> str:
+        return launcher_spec(self.traits).digest
+
+    def variants(self, seqlen_q: int, seqlen_k: int) -> list[Plan]:
+        if self.problem.direction == "backward":
+            return []
+        splits = splits_to_time(seqlen_k // self.problem.packs)
+        of_threads = (1 << bits for bits in range((torch.get_num_threads() - 1).bit_length()))
+        choices = (*((n, 0) for n in splits), *((0, n) for n in of_threads))
+        return [CpuPlan(self.problem, self.target, *choice) for choice in choices]
+
+    def with_choice(self, variant: Variant) -> CpuPlan | None:
+        _, kernel, _, *choice = variant
+        if kernel != self.kernel or self.problem.direction == "backward" or not any(choice):
+            return None
+        return CpuPlan(self.problem, self.target, *choice)
 
     @property
     def is_built(self) -> bool:
@@ -380,8 +405,9 @@ class CpuPlan(Plan):
         )
 
     def serves(self, sizes: PlainSizes) -> bool:
-        """Always: nothing is compiled in, or chosen, by the sizes."""
-        return True
+        """Always, but where times were measured: nothing is compiled in by the sizes."""
+        contest = self.contest
+        return contest is None or contest.best(sizes[0], sizes[1]) is self
 
     def launch_for(self, sizes: PlainSizes) -> Launch:
         problem = self.problem
@@ -399,7 +425,11 @@ class CpuPlan(Plan):
         )
         if problem.gradients is not None:
             return _backward_launch(self._entry, shape)
-        return _forward_launch(self._entry, shape, problem.heads_q // max(problem.heads_k, 1))
+        usual = None
+        if self.num_splits or self.threads:
+            usual = KEY_OPTIONS.packer.pack(0, 0, 0, self.num_splits, self.threads, 0, 0)
+        group = problem.heads_q // max(problem.heads_k, 1)
+        return _forward_launch(self._entry, shape, group, usual)
 
     def _backward_strides(self, sizes: PlainSizes, gradients: GradientStrides) -> tuple[int, ...]:
         """The strides (batch, seq, head, hdim) of all tensors, in the order of the shape."""
@@ -413,8 +443,13 @@ class CpuPlan(Plan):
         return tuple(chain.from_iterable(ordered))
 
 
-def _forward_launch(entry: Callable[..., int], shape: bytes, group: int) -> Launch:
-    """Runs the kernel; returns when ``out`` and ``lse`` are written."""
+def _forward_launch(
+    entry: Callable[..., int], shape: bytes, group: int, usual: bytes | None
+) -> Launch:
+    """Runs the kernel; returns when ``out`` and ``lse`` are written.
+
+    ``usual`` are the packed key options of calls that ask for none.
+    """
 
     def launch(tensors: Tensors) -> None:
         # 0.2 us less than reading them by their names.
@@ -438,7 +473,7 @@ def _forward_launch(entry: Callable[..., int], shape: bytes, group: int) -> Laun
             padded_q,
             padded_k,
         )
-        key_options = None if keys is None else _packed_keys(keys, k)
+        key_options = usual if keys is None else _packed_keys(keys, k)
         status = entry(shape, packed, modifying, key_options)
         if status != 0:
             _raise_for(status, tensors)
@@ -536,7 +571,7 @@ def _packed_modifiers(
 def _packed_keys(keys: KeyOptions, k: Tensor) -> bytes:
     table, num_splits, out_accum, lse_accum = keys
     pages = (0, 0, 0) if table is None else (table.data_ptr(), table.stride(0), k.shape[0])
-    return KEY_OPTIONS.packer.pack(*pages, num_splits, address(out_accum), address(lse_accum))
+    return KEY_OPTIONS.packer.pack(*pages, num_splits, 0, address(out_accum), address(lse_accum))
 
 
 @cache

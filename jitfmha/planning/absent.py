@@ -15,6 +15,7 @@ class AbsentRuntime:
 
     has_host_memory = False
     launching = None
+    driver = None
 
     @property
     def library_path(self) -> str:

@@ -2,6 +2,7 @@
 
 Family.propose(problem, target) -> plans, or Refusal with its reasons
 Plan.seconds(lengths)           what a call is estimated to take, by which plans are chosen
+Plan.variants(lengths)          the same family's other tiles and key splits, to be timed
 Plan.build()                    renders and builds, for a device that need not be here
 Plan.bind()                     loads, too
 Plan.serves(sizes)              whether it is the choice for other lengths and strides
@@ -12,12 +13,15 @@ Launch(tensors)                 runs it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import NamedTuple, Protocol
 
-from ..problem.arguments import Tensors
+from ..problem.arguments import MAX_NUM_SPLITS, Tensors
 from ..problem.features import Feature
 from ..problem.problem import PlainSizes, Problem
+from ..version import __version__
+from .measured import Lengths, Measured, Variant, nearest
 from .target import Target
 
 
@@ -46,6 +50,10 @@ class Plan(ABC):
             calls of other sizes are planned anew.
         contest: which it takes part in with the plans of others that serve the problem, too; None
             where there are none.
+        variant_of: the plan whose family's choice it fixes, because times of it are known; None of
+            plans that families propose.
+        num_splits: that it always takes; 0: chosen by the lengths, or not at all.
+        threads: of the CPU, that it takes at most; 0: as many as the family takes.
     """
 
     problem: Problem
@@ -55,6 +63,19 @@ class Plan(ABC):
     is_named: bool = False
     is_settled: bool = True
     contest: Contest | None = None
+    variant_of: Plan | None = None
+    num_splits: int = 0
+    threads: int = 0
+
+    @property
+    def version(self) -> str:
+        """Of the code that runs: what was measured of another one says nothing about it."""
+        return __version__
+
+    @property
+    def variant(self) -> Variant | None:
+        """What it is measured as; None where lengths choose its kernel: its variants are."""
+        return Variant(self.family, self.kernel, self.version, self.num_splits, self.threads)
 
     @property
     @abstractmethod
@@ -94,6 +115,20 @@ class Plan(ABC):
         """
         return None
 
+    def variants(self, seqlen_q: int, seqlen_k: int) -> Sequence[Plan]:
+        """The family's other ways to serve the call that are worth timing with these lengths.
+
+        They differ in tile, key splits or threads. Lengths are those of :meth:`seconds`.
+        """
+        return ()
+
+    def with_choice(self, variant: Variant) -> Plan | None:
+        """The plan that takes the kernel, splits and threads of ``variant``, of the same family.
+
+        None where that is no choice of this plan's family, or no other than this plan's.
+        """
+        return None
+
     def serves(self, sizes: PlainSizes) -> bool:
         """Whether the same kernel would be chosen for these lengths and strides.
 
@@ -119,6 +154,16 @@ _MOST_CHOSEN = 4096
 _STEP_BITS, _LEAST_KEY_BITS = 5, 5
 
 
+class Time(NamedTuple):
+    """What a call takes with a plan: measured with lengths of the same step, or estimated.
+
+    ``seconds`` is None where nobody knows, or where other plans stand for this one.
+    """
+
+    seconds: float | None
+    is_measured: bool = False
+
+
 class Contest:
     """The plans that serve calls of one kind, and which of them takes least for which lengths.
 
@@ -128,11 +173,18 @@ class Contest:
         plans: in order of preference, which decides where there are no estimates, or equal ones.
     """
 
-    def __init__(self, plans: Sequence[Plan]) -> None:
+    def __init__(self, plans: Sequence[Plan], measured: Measured | None = None) -> None:
+        """Choose among ``plans``; with what was ``measured`` of them, and of their variants."""
         self.plans = tuple(plans)
         problem = self.plans[0].problem
         # Sequences of a pack count as equally long.
         self._packs = problem.packs
+        of_steps: dict[Lengths, dict[Variant, float]] = {}
+        for lengths, seconds in (measured or {}).items():
+            of_steps.setdefault(self._whole_steps(*lengths), {}).update(seconds)
+        self._measured: Measured = of_steps
+        # By lengths that were measured: what plans are estimated to take with them.
+        self._estimated: dict[Lengths, dict[Plan, float | None]] = {}
         self._chosen: dict[tuple[int, int], Plan] = {}
         # Of the last choice: queries, the keys behind which its step begins, those with which it
         # ends, and the plan.
@@ -161,10 +213,9 @@ class Contest:
             plan = self._chosen[lengths] = self._least(*lengths)
         return plan
 
-    def seconds(self, seqlen_q: int, seqlen_k: int) -> tuple[float | None, ...]:
-        """What each plan is estimated to take with these lengths in whole steps, which decide."""
-        lengths = self._whole_steps(seqlen_q, seqlen_k)
-        return tuple(plan.seconds(*lengths) for plan in self.plans)
+    def times(self, seqlen_q: int, seqlen_k: int) -> tuple[Time, ...]:
+        """What each plan takes with these lengths in whole steps, which decide."""
+        return self._times(*self._whole_steps(seqlen_q, seqlen_k))
 
     def _whole_steps(self, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
         packs = self._packs
@@ -179,14 +230,52 @@ class Contest:
         first, *others = self.plans
         if not others:
             return first
-        least = rank_of(first, seqlen_q, seqlen_k)
-        if least is None:
+        times = self._times(seqlen_q, seqlen_k)
+        if times[0].seconds is None and nearest(self._measured, seqlen_q, seqlen_k) is None:
             return first
-        for plan in others:
-            rank = rank_of(plan, seqlen_q, seqlen_k)
-            if rank is not None and rank < least:
-                first, least = plan, rank
-        return first
+        ranked = [
+            (_rank(plan, seconds), i)
+            for i, (plan, (seconds, _)) in enumerate(zip(self.plans, times, strict=True))
+            if seconds is not None
+        ]
+        return self.plans[min(ranked)[1]] if ranked else first
+
+    def _times(self, seqlen_q: int, seqlen_k: int) -> tuple[Time, ...]:
+        plans = self.plans
+        there = nearest(self._measured, seqlen_q, seqlen_k)
+        if there is None:
+            estimates = (x.seconds(seqlen_q, seqlen_k) if not x.variant_of else None for x in plans)
+            return tuple(map(Time, estimates))
+        of_variants = self._measured[there]
+        named = ((x, x.variant) for x in plans)
+        seen = {x: of_variants[name] for x, name in named if name and name in of_variants}
+        # What is measured stands for the plan whose choice of a kernel it fixes.
+        replaced = {x.variant_of for x in seen if x.variant_of and x.variant_of.variant is None}
+
+        def time_of(plan: Plan) -> Time:
+            if plan in seen and there == (seqlen_q, seqlen_k):
+                return Time(seen[plan], is_measured=True)
+            if plan in seen or not (plan.variant_of or plan in replaced):
+                return Time(self._corrected(plan, seen, there, seqlen_q, seqlen_k))
+            return Time(None)
+
+        return tuple(map(time_of, plans))
+
+    def _corrected(
+        self, plan: Plan, seen: Mapping[Plan, float], there: Lengths, seqlen_q: int, seqlen_k: int
+    ) -> float | None:
+        """The plan's estimate, as far off as it is with the lengths of ``seen``, or others' are."""
+        estimate = plan.seconds(seqlen_q, seqlen_k)
+        if estimate is None:
+            # As much longer as there are more products.
+            longer = seqlen_q * seqlen_k / (max(there[0], 1) * max(there[1], 1))
+            return seen[plan] * longer if plan in seen else None
+        known = self._estimated.setdefault(there, {})
+        for x in seen.keys() - known.keys():
+            known[x] = x.seconds(*there)
+        of_plans = ((x, known[x]) for x in ((plan,) if plan in seen else seen))
+        off = [seen[x] / seconds for x, seconds in of_plans if seconds]
+        return estimate * median(off) if off else estimate
 
 
 def _key_bits(seqlen_k: int) -> int:
@@ -194,10 +283,18 @@ def _key_bits(seqlen_k: int) -> int:
     return max(seqlen_k.bit_length() - _STEP_BITS, _LEAST_KEY_BITS)
 
 
-def rank_of(plan: Plan, seqlen_q: int, seqlen_k: int) -> float | None:
+def _rank(plan: Plan, seconds: float) -> float:
     """The seconds that count: naming a tree means something where others are a little quicker."""
-    seconds = plan.seconds(seqlen_q, seqlen_k)
-    return seconds / _NAMED_BONUS if plan.is_named and seconds is not None else seconds
+    return seconds / _NAMED_BONUS if plan.is_named else seconds
+
+
+_LEAST_KEYS_OF_SPLIT = 128
+
+
+def splits_to_time(seqlen_k: int) -> tuple[int, ...]:
+    """The numbers of splits that are worth timing for so many keys: powers of two."""
+    most = min(seqlen_k // _LEAST_KEYS_OF_SPLIT, MAX_NUM_SPLITS)
+    return tuple(1 << bits for bits in range(most.bit_length()))
 
 
 class Reason:

@@ -40,7 +40,7 @@ from ..problem.arguments import (
 from ..problem.mask import INT64_MAX
 from ..problem.problem import Problem, make_problem
 from ..problem.score_features import gather_modifiers
-from .typed_json import FieldError, fields, hints_of, typed
+from ..problem.typed_json import FieldError, fields, hints_of, typed
 
 _LARGEST_REGION = 1 << 40
 

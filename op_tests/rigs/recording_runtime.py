@@ -1,7 +1,7 @@
 """A HIP runtime that records what a launcher asks of it and runs nothing."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,15 @@ class Launch(ctypes.Structure):
         return [arguments[name] for name in names]
 
 
+_CLOCK = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.POINTER(Launch))
+
+
 class RecordingRuntime:
     """The runtime's library, and what it recorded since :meth:`reset`."""
 
     has_host_memory = False
     launching = None
+    driver = "made up"
 
     def __init__(self) -> None:
         spec = jit.BuildSpec(
@@ -125,6 +129,12 @@ class RecordingRuntime:
     def set_bus_id(self, device: int, text: str) -> None:
         """What hipDeviceGetPCIBusId tells; it fails for what is not set."""
         self.library.recorder_set_bus_id(device, text.encode())
+
+    def take(self, milliseconds: Callable[[Launch], float]) -> None:
+        """What each launch takes from now on, by the events of the runtime."""
+        # The library keeps no reference to the function.
+        self._clock = _CLOCK(lambda launch: milliseconds(launch.contents))
+        self.library.recorder_set_clock(self._clock)
 
     @property
     def unload_count(self) -> int:

@@ -6,13 +6,15 @@ are not in the way, and whose code objects are what they should be.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from ...amd.manifest import AiterBackwardRow
 from ...amd.tree import Tree
 from ...planning.plan import Launch, Reason, Refusal
 from ...planning.target import AmdTarget, Target
 from ...problem.features import Feature
 from ...problem.problem import PlainSizes, Problem
-from ..amd_plan import AmdPlan
+from ..amd_plan import AmdPlan, version_of
 from ..backward_estimate import BackwardKernels, backward_seconds
 from ..ready.limits import DTYPE_RULE, SIZE_RULES
 from ..rules import ATTENTION, BACKWARD, reasons_of
@@ -81,6 +83,10 @@ class AiterBackwardPlan(AmdPlan):
         self.is_named = not choice.tree.is_shipped
         self.choice = choice
         self.passed_over = passed_over
+
+    @cached_property
+    def version(self) -> str:
+        return version_of(code_object for _, code_object in self.choice.kernels)
 
     def seconds(self, seqlen_q: int, seqlen_k: int) -> float:
         edges = len(self.choice.kernels) - 1

@@ -10,7 +10,8 @@ from ...amd.code_object import CodeObject
 from ...amd.kernel_arguments import BACKWARD_ARGUMENTS, COMPILED_ARGUMENTS
 from ...amd.manifest import KernelRow
 from ...jit.shared_struct import SharedStruct
-from ...planning.plan import Plan, Reason, Refusal
+from ...planning.measured import Variant
+from ...planning.plan import Plan, Reason, Refusal, splits_to_time
 from ...planning.target import AmdTarget, Target
 from ...problem.problem import PlainSizes, Problem, element_bytes
 from ..amd_plan import AmdPlan
@@ -67,6 +68,10 @@ class CompiledPlan(AmdPlan):
     @abstractmethod
     def spec(self) -> jit.BuildSpec:
         """The build of its kernels."""
+
+    @property
+    def version(self) -> str:
+        return self.spec.digest
 
     @property
     def is_built(self) -> bool:
@@ -136,6 +141,19 @@ class ForwardPlan(CompiledPlan):
         if self._estimate is None:
             self._estimate = CompiledEstimate(self.problem, self.target, self.traits)
         return self._estimate.seconds(seqlen_q, seqlen_k)
+
+    def variants(self, seqlen_q: int, seqlen_k: int) -> list[Plan]:
+        splits = splits_to_time(seqlen_k // self.problem.packs)
+        names = (Variant(NAME, self.kernel, "", num_splits) for num_splits in splits)
+        return [plan for name in names if (plan := self.with_choice(name)) is not None]
+
+    def with_choice(self, variant: Variant) -> ForwardPlan | None:
+        if variant.kernel != self.kernel or variant.num_splits == 0:
+            return None
+        problem = self.problem._replace(num_splits=variant.num_splits)
+        plan = ForwardPlan(problem, self.target)
+        plan.num_splits = variant.num_splits
+        return plan
 
     def serves(self, sizes: PlainSizes) -> bool:
         contest = self.contest

@@ -7,6 +7,7 @@ with the best tile is taken.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple, cast
 
 import torch
@@ -15,13 +16,14 @@ from ...amd.chips import architecture
 from ...amd.code_object import CodeObject
 from ...amd.manifest import KernelDtype, KernelRow
 from ...amd.tree import Tree
-from ...planning.plan import Launch, Reason, Refusal
+from ...planning.measured import Variant
+from ...planning.plan import Launch, Plan, Reason, Refusal, splits_to_time
 from ...planning.target import AmdTarget, Target
 from ...problem.arguments import Tensors
 from ...problem.features import DTYPE_FEATURES, Feature
 from ...problem.memory import write_zeros
 from ...problem.problem import BF16_CVTS, PlainSizes, Problem
-from ..amd_plan import AmdPlan
+from ..amd_plan import AmdPlan, version_of
 from ..launcher import Block, BoundKernel
 from ..rules import ATTENTION, reasons_of
 from .limits import DTYPE_RULE, SIZE_RULES, are_far_from_limits, reasons_of_row
@@ -199,11 +201,45 @@ class ReadyPlan(AmdPlan):
         self._row = row
         self._tile_for = choice.tiles.tile_for
         self._served: tuple[PlainSizes, Tile] = problem.sizes, self._tile_for(*problem.sizes[:2])
+        self._found = found
         self._kernels = [each.kernel for each, _ in found.choices]
         self._trees_are_settled = found.is_of_every_size
         self._is_group = problem.mode == "gm1"
         self._is_top_left = problem.mask.top_left
         self._are_far_from_limits = are_far_from_limits(problem, row)
+
+    @cached_property
+    def version(self) -> str:
+        return version_of((self.choice.code_object,))
+
+    @property
+    def variant(self) -> Variant | None:
+        return None if len(self.choice.tiles.rows) > 1 else super().variant
+
+    def variants(self, seqlen_q: int, seqlen_k: int) -> list[Plan]:
+        splits = splits_to_time(seqlen_k // self.problem.packs)
+        names = (
+            Variant(NAME, row.name, "", num_splits)
+            for row in self.choice.tiles.rows
+            for num_splits in (0, *splits)
+        )
+        return [plan for name in names if (plan := self.with_choice(name)) is not None]
+
+    def with_choice(self, variant: Variant) -> ReadyPlan | None:
+        tree, _, _, tiles = self.choice
+        row = next((row for row in tiles.rows if row.name == variant.kernel), None)
+        if row is None or (variant.num_splits and not row.can_split_keys):
+            return None
+        if variant.num_splits == 0 and len(tiles.rows) == 1:
+            return None  # that is this plan
+        code_object = tree.code_object(row)
+        if isinstance(code_object, Exception) or reasons_of_row(self.problem, self.target, row):
+            return None
+        fixed = TileChoice([row], self.problem, self.target, variant.num_splits)
+        choice = Choice(tree, row, code_object, fixed)
+        plan = ReadyPlan(self.problem, self.target, choice, self.passed_over, self._found)
+        plan.num_splits = variant.num_splits
+        return plan
 
     def rows(self) -> tuple[KernelRow, ...]:
         return (self.choice.row,)
@@ -233,7 +269,10 @@ class ReadyPlan(AmdPlan):
             return False
         if self._trees_are_settled and self._are_far_from_limits(sizes):
             return True
-        found = _choose(self.problem.with_sizes(sizes), self.target)
+        problem = self.problem.with_sizes(sizes)
+        if self.variant_of is not None and reasons_of_row(problem, self.target, self._row):
+            return False
+        found = _choose(problem, self.target)
         return [choice.kernel for choice, _ in found.choices] == self._kernels
 
     def launch_for(self, sizes: PlainSizes) -> Launch:

@@ -11,7 +11,7 @@ from ...planning.target import AmdTarget
 from ...problem.problem import Problem
 from ..estimate import ForwardEstimate
 from .combine_estimate import combine_seconds
-from .key_split import Splits
+from .key_split import ONE_SPLIT, Splits
 from .policy import STEP_K, STEP_Q, Candidate, Load, quickest, steps
 
 _MOST_CHOSEN = 4096
@@ -35,9 +35,17 @@ class TileChoice:
     """Chooses among the kernels that differ in their tiles only, for calls of one kind.
 
     What was chosen is remembered for as many steps of queries and keys.
+
+    Attributes:
+        rows: the kernels.
     """
 
-    def __init__(self, rows: Sequence[KernelRow], problem: Problem, target: AmdTarget) -> None:
+    def __init__(
+        self, rows: Sequence[KernelRow], problem: Problem, target: AmdTarget, num_splits: int = 0
+    ) -> None:
+        """Choose among ``rows``; keys go into ``num_splits`` parts, or with 0 as many as pay."""
+        self.rows = tuple(rows)
+        self._num_splits = num_splits
         self._is_group = problem.mode == "gm1"
         self._load = Load(
             arch=target.arch,
@@ -87,11 +95,19 @@ class TileChoice:
         seqlen_q = steps(seqlen_q, STEP_Q, load.packs) * STEP_Q
         seqlen_k = steps(seqlen_k, STEP_K, load.packs) * STEP_K
         chosen = candidates[quickest(candidates, load, seqlen_q, seqlen_k)]
-        splits = chosen.splits(seqlen_q, seqlen_k)
+        splits = self._splits(chosen, seqlen_q, seqlen_k)
         # In gm1 more rows make more tiles: where one tile for each sequence is enough, all are.
-        may_split = self._is_group and chosen.splits(1, seqlen_k).num_splits > 1
+        may_split = self._is_group and self._splits(chosen, 1, seqlen_k).num_splits > 1
         if not may_split:
             return Tile(chosen.row, splits, None)
         # Asked in every call, mostly for the length of the call before.
-        splits_of = lru_cache(maxsize=64)(partial(chosen.splits, seqlen_k=seqlen_k))
+        splits_of = lru_cache(maxsize=64)(partial(self._splits, chosen, seqlen_k=seqlen_k))
         return Tile(chosen.row, splits, splits_of)
+
+    def _splits(self, candidate: Candidate, seqlen_q: int, seqlen_k: int) -> Splits:
+        if self._num_splits == 0:
+            return candidate.splits(seqlen_q, seqlen_k)
+        if self._num_splits == 1:
+            return ONE_SPLIT
+        floats = candidate.key_split.workspace_floats(seqlen_q, self._num_splits)
+        return Splits(self._num_splits, floats)

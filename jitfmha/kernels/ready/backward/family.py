@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from ....amd.chips import Arch
 from ....amd.code_object import CodeObject
 from ....amd.manifest import KernelRow, ReadyBackwardRow
 from ....amd.tree import Tree
-from ....planning.plan import Launch, Reason, Refusal
+from ....planning.measured import Variant
+from ....planning.plan import Launch, Plan, Reason, Refusal
 from ....planning.target import AmdTarget, Target
 from ....problem.features import Feature
 from ....problem.problem import PlainSizes, Problem
-from ...amd_plan import AmdPlan
+from ...amd_plan import AmdPlan, version_of
 from ...backward_estimate import BackwardKernels, backward_seconds
 from ...compiled.backward_launch import backward_launch, load_kernels
 from ...rules import ATTENTION, BACKWARD, reasons_of
@@ -92,8 +95,28 @@ class ReadyBackwardPlan(AmdPlan):
     ) -> None:
         super().__init__(problem, target, "ready", row.symbol, f"{row.file} of {tree}")
         self.is_named = not tree.is_shipped
+        self.tree = tree
         self.row = row
         self.code_object = code_object
+
+    @cached_property
+    def version(self) -> str:
+        return version_of((self.code_object,))
+
+    def variants(self, seqlen_q: int, seqlen_k: int) -> list[Plan]:
+        names = (Variant(NAME, row.symbol, "") for row in self.tree.ready_backward.rows)
+        return [plan for name in names if (plan := self.with_choice(name)) is not None]
+
+    def with_choice(self, variant: Variant) -> ReadyBackwardPlan | None:
+        problem, target = self.problem, self.target
+        for row in self.tree.ready_backward.rows:
+            is_it = row.symbol == variant.kernel and _row_serves(row, problem, target.arch)
+            if not is_it or row is self.row or variant.num_splits:
+                continue
+            code_object = self.tree.code_object(row)
+            if not isinstance(code_object, Exception):
+                return ReadyBackwardPlan(problem, target, self.tree, row, code_object)
+        return None
 
     def seconds(self, seqlen_q: int, seqlen_k: int) -> float:
         kernels = BackwardKernels("ready", self.row.keys)

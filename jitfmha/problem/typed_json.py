@@ -7,7 +7,7 @@ from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..problem.score_features import SCORE_FEATURES, AskedModifiers
+from .score_features import SCORE_FEATURES, AskedModifiers
 
 Hints = Mapping[str, Any]
 _MODIFIERS: Hints = {
