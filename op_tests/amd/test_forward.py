@@ -156,7 +156,7 @@ def test_splits_whose_scores_are_all_very_negative(chip, rng):
     assert_right(actual, q, k, v, slack=1e-3)
 
 
-@pytest.mark.parametrize("chip", ("gfx942", "gfx950"))
+@pytest.mark.parametrize("chip", ["gfx942", "gfx950"])
 def test_fp8_probabilities_at_the_end_of_the_headroom(chip):
     """Later keys exceed the first maximum by 2^3.91 to 2^3.99, where 2^4 rescale all.
 
