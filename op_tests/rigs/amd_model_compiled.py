@@ -21,8 +21,6 @@ _BACKWARD_HDIMS, _BACKWARD_BUSY = (64, 128), 40
 _FEATURES_HDIM, _FEATURES_SEQLEN = 96, 2048
 _FEATURE = 1.35
 _WINDOW, _WINDOW_SEQLEN, _WINDOW_GAIN = 256, 8192, 8.0
-_DECODE_BATCH, _DECODE_HEADS, _DECODE_KEYS, _DECODE_HDIMS = 8, 32, (8, 8192), (96, 128)
-_DECODE_BYTES, _DECODE_UNITS = 1.05, 90
 _SAMPLE, _QUICK_SAMPLE = 12, 4
 _BACKWARD_SAMPLE = 2  # all workgroups have the same to do
 
@@ -51,8 +49,6 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
                 ready = estimate_of(call.forward(progress)[0])
                 what = f"modelled time of the compiled kernel over ready, {chip} hdim {hdim}"
                 report.at_most(what, compiled.seconds / ready.seconds, _OVER_READY, "x")
-        for hdim in _DECODE_HDIMS[:1] if quick else _DECODE_HDIMS:
-            _add_decode_rows(report, chip, hdim, sample, progress)
     for chip in _BUSY:
         for hdim in _BACKWARD_HDIMS[:1] if quick else _BACKWARD_HDIMS:
             problem = (_BATCH, _HEADS, _HEADS, _SEQLEN)
@@ -73,28 +69,6 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
         what = f"window {_WINDOW} at seqlen {_WINDOW_SEQLEN} over no window, compiled, {chip}"
         report.at_least(what, plain.seconds / windowed.seconds, _WINDOW_GAIN, "x")
     add_faults(report, ", compiled", modelled)
-
-
-def _add_decode_rows(report: Report, chip: str, hdim: int, sample: int, progress: Progress) -> None:
-    """One query for each of several sequences, whose heads share key heads."""
-    hdims, (heads_k, seqlen_k) = (hdim, hdim), _DECODE_KEYS
-    problem = (_DECODE_BATCH, _DECODE_HEADS, heads_k, 1)
-    call = ModelledCall(chip, hdims, problem, {}, sample)
-    profile = replace(call, seqlen_k=seqlen_k).forward(progress)[0]
-    # Of every workgroup, since keys and values are in no cache before.
-    moved = profile.work.global_bytes / profile.ended_workgroups
-    # What a split leaves of the queries of a key head: a wave's registers, which are values of half
-    # of the columns, a maximum and a sum in each of 64 lanes.
-    of_result = 64 * (hdim // 2 + 2) * 4
-    read = (moved - of_result) * profile.launched_workgroups
-    size = _DECODE_BATCH * heads_k * seqlen_k * sum(hdims) * torch.bfloat16.itemsize
-    what = f"bytes that decode reads over the size of keys and values, {chip} hdim {hdim}"
-    report.at_most(what, read / size, _DECODE_BYTES, "x")
-    slots = profile.compute_units * profile.workgroups_per_unit
-    rounds = -(-profile.launched_workgroups // slots)
-    share = profile.launched_workgroups / (rounds * slots)
-    what = f"units that have work in decode, {chip} hdim {hdim}"
-    report.at_least(what, 100 * share, _DECODE_UNITS, "%")
 
 
 def _features() -> dict[str, AttentionOptions]:
