@@ -50,6 +50,12 @@ __device__ inline unsigned long from_lane(unsigned long x, int lane) {
   return bits_as<unsigned long>(result);
 }
 
+// Where a row is that all lanes have.
+struct PagePlace {
+  long page;
+  unsigned row;  // in the page
+};
+
 // Where the 32 keys of a tile are in small pages: each lane has looked up key lane % 32, and others
 // ask it. So the table is read once for a tile, long before its keys are.
 struct KeyPlaces {
@@ -91,9 +97,13 @@ struct KeyRows {
     const int there = first + row;
     // Behind the end no page is named, and nothing is read.
     const Quotient in_page = divide(smaller(there, rows.count - 1), pages.size);
-    return {rows.base + pages.at_uniform(in_page.value) * pages.stride +
-                static_cast<unsigned long>(in_page.remainder) * rows.stride,
-            rows.stride, rows.count - there};
+    return from_in_page({pages.at_uniform(in_page.value), in_page.remainder}, there);
+  }
+  // The same where the page has been looked up: of row `there` of the sequence.
+  __device__ Rows from_in_page(const PagePlace& place, int there) const {
+    return {
+        rows.base + place.page * pages.stride + static_cast<unsigned long>(place.row) * rows.stride,
+        rows.stride, rows.count - there};
   }
 };
 

@@ -19,6 +19,8 @@ from .profiles import DEFAULT, PROFILES, Features, Subset
 
 _T = TypeVar("_T")
 
+_MANY_QUERIES = 64  # as prompts have
+
 
 def plans_ahead(
     target: Target, profile: str | None, **parts: Iterable[Any] | None
@@ -80,12 +82,17 @@ def combinations_of(subset: Subset) -> Iterator[Combination]:
         heads_q,
         heads_k,
     ) in itertools.product(*subset):
-        yield Combination(
-            *(dtype, dtype, hdim_q, hdim_v, mask, mode, direction),
-            features=frozenset(NAMED_FEATURES[name] for name in features),
-            heads_q=heads_q,
-            heads_k=heads_k,
-        )
+        # Heads that share keys are those of decoding, which asks for kernels of few queries.
+        is_for_decoding = len(subset.heads) > 1
+        for seqlen in (1,) * is_for_decoding + (_MANY_QUERIES,) * (heads_q == heads_k):
+            yield Combination(
+                *(dtype, dtype, hdim_q, hdim_v, mask, mode, direction),
+                features=frozenset(NAMED_FEATURES[name] for name in features),
+                heads_q=heads_q,
+                heads_k=heads_k,
+                seqlen_q=seqlen,
+                seqlen_k=seqlen,
+            )
 
 
 def _several(name: str, values: Iterable[_T]) -> list[_T]:

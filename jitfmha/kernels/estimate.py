@@ -143,6 +143,10 @@ class ForwardEstimate:
             # Their waves go through all keys, whether they have rows or not.
             of_tile = (each for each in measured if each.rows == row.ts_qo)
             measured = (next(of_tile, None) or measured[-1].with_rows(row.ts_qo),)
+        elif row.ts_qo < measured[-1].rows:
+            measured = measured[:1]  # a kernel for few rows
+        elif problem.dtype != "fp32":
+            measured = measured[-1:]  # which has none of those
         self._cycles = measured
         bytes_of = element_bytes(problem)
         widths = problem.hdim_q, problem.hdim_v

@@ -149,16 +149,20 @@ def test_stacked_heads_take_the_workgroups_of_key_heads(runtime):
 @pytest.mark.parametrize(
     ("seqlen_k", "options", "num_splits"),
     [
-        (8192, {}, 9),  # of 608 workgroups that run at a time, for 64 sequences and key heads
+        # Of 64 sequences and key heads: so that units enough ask for keys.
+        (8192, {}, 2),
         (8192, {"num_splits": 1}, 1),
         (8192, {"num_splits": 7}, 7),
         (64, {"num_splits": 7}, 7),
         (64, {}, 1),  # too few keys for a second launch to pay
         (8192, {"window_size": (100, 0)}, 1),  # as few are seen
-        (8192, {"window_size": (100, 0), "sink_size": 8000}, 9),
-        (8192, {"mask": 2}, 9),
-        (8192, {"heads": (32, 32)}, 2),  # 256 sequences and heads
-        (8192, {"seqlen_q": 64}, 4),  # two tiles for each key head
+        (8192, {"window_size": (100, 0), "sink_size": 8000}, 2),
+        (8192, {"mask": 2}, 2),
+        (65536, {"batch": 1, "heads": (8, 1)}, 86),
+        (8192, {"heads": (32, 32)}, 1),  # 256 sequences and heads
+        # The other kernel: of 608 workgroups that run at a time.
+        (8192, {"seqlen_q": 33}, 4),  # two tiles for each key head
+        (8192, {"seqlen_q": 64}, 4),
         (8192, {"seqlen_q": 65}, 2),  # a tile for each of 32 query heads
     ],
     ids=str,
@@ -167,16 +171,22 @@ def test_num_splits(runtime, seqlen_k, options, num_splits):
     """Where two waves share a SIMD."""
     target = runtime.target("MI300X")
     seqlen_q, heads = options.pop("seqlen_q", 1), options.pop("heads", (32, 8))
-    q, k = batch_of_8(seqlen_q, heads[0]), batch_of_8(seqlen_k, heads[1])
+    batch = options.pop("batch", 8)
+    q, k = batch_of_8(seqlen_q, heads[0])[:batch], batch_of_8(seqlen_k, heads[1])[:batch]
     keys = KeyOptions(num_splits=options.pop("num_splits", 0))
     modifiers = Modifiers(sink_size=options.pop("sink_size", 0))
     problem = make_problem(Arguments(q, k, k, keys=keys, modifiers=modifiers, **options))
-    row = ForwardTraits.of(problem, target.arch).row()._replace(waves_of_simd=2)
-    splits = SplitChoice(problem, target, row, 1, row.hdim_v).splits(seqlen_q, seqlen_k)
+    traits = ForwardTraits.of(problem, target.arch)
+    row, streams = traits.row()._replace(waves_of_simd=2), traits.decode_blocks is not None
+    assert streams == (seqlen_q == 1)
+    columns = traits.made_columns
+    choice = SplitChoice(problem, target, row, 1, columns, streams=streams)
+    splits = choice.splits(seqlen_q, seqlen_k)
     assert splits.num_splits == num_splits
-    # Each of a tile's 4 waves leaves 48 values, a maximum and a sum in each of 64 lanes.
-    tiles = 8 * (heads[1] * -(-seqlen_q * 4 // 128) if row.stacks_heads else heads[0])
-    floats = tiles * num_splits * 4 * 64 * 50
+    # A tile's row leaves its output, a maximum and a sum; there is room for two of these.
+    stacked = heads[0] // heads[1] if row.stacks_heads else 1
+    tiles = batch * heads[0] // stacked * -(-seqlen_q * stacked // row.ts_qo)
+    floats = tiles * num_splits * row.ts_qo * (columns + 4)
     assert splits.workspace_floats == (floats if num_splits > 1 else 0)
 
 
@@ -208,12 +218,14 @@ def test_a_decode_loop_keeps_its_kernel(runtime):
             decode(seqlen_k)
         decode(64, seqlen_q=65)
         decode(64)
+        decode(64, seqlen_q=40)
     symbols = [each.symbol.decode() for each in runtime.launches()]
     forward = [symbol for symbol in symbols if not symbol.endswith("_combine")]
-    assert len(symbols) > len(forward) == 7
+    assert len(symbols) > len(forward) == 8
     assert "_stacked_" in forward[0]
-    assert forward[5] == forward[0].replace("_stacked", "")
+    assert forward[5] == forward[0].replace("_stacked_decode1", "")
     assert {*forward[:5], forward[6]} == {forward[0]}
+    assert forward[7] == forward[0].replace("_decode1", "")
 
 
 def test_heads_that_are_far_apart_are_not_stacked(rng, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -9,16 +10,17 @@ from ...planning.target import AmdTarget
 from ...problem.problem import Problem
 from ..estimate import ForwardEstimate, length_shares
 from .split_choice import SplitChoice
-from .traits import ForwardTraits, stacks_heads
+from .traits import ForwardTraits, blocks_of, forward_tile, stacks_heads
 
 
 class CompiledEstimate:
-    """The seconds of calls that differ in lengths only, whether heads are stacked or not."""
+    """The seconds of calls that differ in lengths only, whatever kernels these take."""
 
     def __init__(self, problem: Problem, target: AmdTarget, traits: ForwardTraits) -> None:
         self._problem = problem
         self._target = target
         self._traits = traits
+        self._tile = forward_tile(traits.arch, traits.dtype, traits.hdim_q, traits.hdim_v)
         self._packs = problem.packs
         self._estimates = cache(self._estimates_of)
 
@@ -26,7 +28,8 @@ class CompiledEstimate:
         """With lengths as :meth:`jitfmha.planning.plan.Plan.seconds` has them."""
         sizes = self._problem.sizes._replace(seqlen_q=seqlen_q, seqlen_k=seqlen_k)
         problem = self._problem.with_sizes(sizes)
-        estimate, splits = self._estimates(stacks_heads(problem, self._traits.tile))
+        stacks = stacks_heads(problem, self._tile)
+        estimate, splits = self._estimates(stacks, *blocks_of(problem, stacks))
         seqlen_q, seqlen_k = -(-seqlen_q // self._packs), -(-seqlen_k // self._packs)
         # As many as pay for the longest sequence, which calls mostly tell.
         longest = int(length_shares(self._problem)[0] * seqlen_k)
@@ -34,15 +37,22 @@ class CompiledEstimate:
         seconds = estimate.seconds(seqlen_q, seqlen_k, num_splits)
         return seconds + splits.combine_seconds(seqlen_q, num_splits)
 
-    def _estimates_of(self, stacks: bool) -> _Estimates:
-        problem, traits = self._problem, self._traits
-        row = traits.row()._replace(stacks_heads=stacks)
+    def _estimates_of(
+        self, stacks: bool, row_blocks: int | None, decode_blocks: int | None
+    ) -> _Estimates:
+        problem = self._problem
+        traits = replace(
+            self._traits, stacks_heads=stacks, row_blocks=row_blocks, decode_blocks=decode_blocks
+        )
+        row = traits.row()
         estimate = ForwardEstimate(problem, self._target, "compiled", row, traits.slices)
         # As many waves share a SIMD as workgroups of four waves share a unit.
         row = row._replace(waves_of_simd=estimate.most_shared)
-        return _Estimates(
-            estimate, SplitChoice(problem, self._target, row, traits.slices, traits.columns)
+        splits = SplitChoice(
+            *(problem, self._target, row, traits.slices, traits.made_columns),
+            streams=traits.decode_blocks is not None,
         )
+        return _Estimates(estimate, splits)
 
 
 class _Estimates(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import cache
 from pathlib import Path
 
 from ... import jit
@@ -23,14 +24,14 @@ from ..rules import reasons_of
 from .backward_launch import BackwardLaunch, backward_launch, load_kernels
 from .backward_traits import BackwardTraits, backward_spec
 from .estimate import CompiledEstimate
-from .latent import row_blocks_of
-from .launch import ForwardLaunch
+from .launch import ForwardLaunch, NumberModifiers
 from .modifiers import modifier_constants
 from .rules import RULES
 from .split_choice import SplitChoice
 from .traits import (
     ForwardTraits,
     access_of,
+    blocks_of,
     forward_tile,
     have_same_traits,
     kernel_spec,
@@ -130,8 +131,12 @@ class ForwardPlan(CompiledPlan):
         code_object = self.compiled()
         row = row_of_built(traits, code_object.image)
         self._bound = BoundKernel(problem, target, self.block, row, code_object)
-        self._splits = SplitChoice(problem, target, row, traits.slices, traits.made_columns)
-        self._constants = modifier_constants(problem)
+        self._splits = SplitChoice(
+            *(problem, target, row, traits.slices, traits.made_columns),
+            streams=traits.decode_blocks is not None,
+        )
+        constants, slices = modifier_constants(problem), self._slices
+        self._modifiers = cache(lambda column: NumberModifiers.of(constants, (slices, column)))
         self._is_paged = problem.is_paged
         self._kv_bytes = element_bytes(problem).kv
 
@@ -166,14 +171,13 @@ class ForwardPlan(CompiledPlan):
         return (
             access_of(problem, tile) == traits.access
             and are_heads_stacked == traits.stacks_heads
-            and row_blocks_of(problem, are_heads_stacked) == traits.row_blocks
+            and blocks_of(problem, are_heads_stacked) == (traits.row_blocks, traits.decode_blocks)
             and not any(reasons_of(SIZE_RULES, problem, traits.arch))
         )
 
     def launch_for(self, sizes: PlainSizes) -> ForwardLaunch:
         seqlen_q, seqlen_k, q, k, v, out = sizes
         kernel, page_size = self._bound, seqlen_k
-        columns = self._slices, v[-1] * self._kv_bytes
         pages = (0, 0)
         if self._is_paged:
             # The launcher is told of the rows of a page, the kernel of pages too.
@@ -186,9 +190,8 @@ class ForwardPlan(CompiledPlan):
         else:
             splits = self._splits.splits(seqlen_q, seqlen_k)
         launch = kernel.launch_for(sizes, splits, None)
-        return ForwardLaunch(
-            *(launch, self._splits, seqlen_k, pages, page_size, self._constants, columns)
-        )
+        modifiers = self._modifiers(v[-1] * self._kv_bytes)
+        return ForwardLaunch(launch, self._splits, seqlen_k, pages, page_size, modifiers)
 
 
 class BackwardPlan(CompiledPlan):

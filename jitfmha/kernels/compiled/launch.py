@@ -16,6 +16,28 @@ from .modifiers import packed_modifiers, packed_p_descale
 from .split_choice import SplitChoice
 
 _WORD = (1 << 32) - 1
+_NO_PAGES = (0,) * 7
+_pack_tensors = TENSORS.packer.pack
+
+
+class NumberModifiers(NamedTuple):
+    """What ``MODIFIERS`` has of calls that differ in addresses, lengths and strides only.
+
+    Attributes:
+        constants: the numbers among the modifiers.
+        columns: slices of the output's, and bytes between those of v.
+        packed: all of it, for calls without tensors that modify scores, pages, or a scale of
+            probabilities.
+    """
+
+    constants: tuple[float, ...]
+    columns: tuple[int, int]
+    packed: bytes
+
+    @classmethod
+    def of(cls, constants: tuple[float, ...], columns: tuple[int, int]) -> NumberModifiers:
+        beside = *packed_p_descale(None), *columns
+        return cls(constants, columns, packed_modifiers(None, None, _NO_PAGES, constants, beside))
 
 
 class ForwardLaunch(NamedTuple):
@@ -27,8 +49,7 @@ class ForwardLaunch(NamedTuple):
         mean_seqlen_k: of gm1's sequences without pages.
         pages: strides between those of k and of v, in bytes.
         page_size: keys of a page, where they are in pages.
-        constants: the numbers among the modifiers.
-        columns: slices of the output's, and bytes between those of v.
+        modifiers: those of calls with numbers alone among them.
     """
 
     launch: AmdLaunch
@@ -36,43 +57,65 @@ class ForwardLaunch(NamedTuple):
     mean_seqlen_k: int
     pages: tuple[int, int]
     page_size: int
-    constants: tuple[float, ...]
-    columns: tuple[int, int]
+    modifiers: NumberModifiers
 
     def __call__(self, tensors: Tensors) -> None:
-        kernel, splits, cu_seqlens = self.launch.kernel, self.launch.splits, tensors.cu_seqlens
-        q, k, v, out, lse = tensors[:5]
-        modifiers, dropout = tensors.modifiers, tensors.dropout
-        table = None if tensors.keys is None else tensors.keys.block_table
-        sums: tuple[Tensor | None, ...] = (None,) * 4
-        scales = tensors.descales or _NO_DESCALES
+        kernel, sizes, seqlen_q, splits, _ = self.launch
+        # Stars in place of names would take longer, here and below.
+        q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, _, keys = tensors
+        table = None if keys is None else keys.block_table
         max_seqlen_q = 0
+        sums_q = sums_k = padded_q = padded_k = 0
         if cu_seqlens is not None:
-            sums, given = cu_seqlens[:4], cu_seqlens.max_seqlen_q
+            q_sums, k_sums, q_padded, k_padded, given, _ = cu_seqlens
             # No sequence is longer than all rows together; workgroups without a tile end at once.
-            rows = self.launch.seqlen_q
-            max_seqlen_q = rows if given is None else min(given, rows)
+            max_seqlen_q = seqlen_q if given is None or given > seqlen_q else given
             splits = self._splits_of_sequences(max_seqlen_q, cu_seqlens, table)
+            sums_q, sums_k = q_sums.data_ptr(), k_sums.data_ptr()
+            padded_q = sums_q if q_padded is q_sums else q_padded.data_ptr()
+            padded_k = sums_k if k_padded is k_sums else k_padded.data_ptr()
         num_splits, workspace_floats = splits
         workspace = None
         if num_splits > 1:
             workspace = q.new_empty(workspace_floats, dtype=torch.float32)
-        addresses = TENSORS.packer.pack(
-            *(address(x) for x in (q, k, v, out, lse, workspace, *sums, *scales[:3])),
-            *(max_seqlen_q, num_splits, kernel.current_stream(kernel.device_index)),
+        scales = descales or _NO_DESCALES
+        addresses = _pack_tensors(
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            0 if lse is None else lse.data_ptr(),
+            0 if workspace is None else workspace.data_ptr(),
+            sums_q,
+            sums_k,
+            padded_q,
+            padded_k,
+            0 if descales is None else address(scales[0]),
+            0 if descales is None else address(scales[1]),
+            0 if descales is None else address(scales[2]),
+            max_seqlen_q,
+            num_splits,
+            kernel.current_stream(kernel.device_index),
         )
-        if table is not None and cu_seqlens is not None and kernel.launching is not None:
+        launching = kernel.launching
+        if table is not None and cu_seqlens is not None and launching is not None:
             check_pages(cu_seqlens, table, k)
-        pages = self._packed_pages(table, k)
-        beside = *packed_p_descale(scales.p), *self.columns
-        modifying = packed_modifiers(modifiers, dropout, pages, self.constants, beside)
-        entry, sizes = kernel.entry, self.launch.sizes
-        if kernel.launching is None:
-            status = entry(kernel.call, sizes, addresses, modifying)
+        given_modifiers = self.modifiers
+        if modifiers is None and dropout is None and table is None and scales.p is None:
+            modifying = given_modifiers.packed
         else:
+            pages = self._packed_pages(table, k)
+            beside = *packed_p_descale(scales.p), *given_modifiers.columns
+            modifying = packed_modifiers(
+                modifiers, dropout, pages, given_modifiers.constants, beside
+            )
+        if launching is None:
+            status = kernel.entry(kernel.call, sizes, addresses, modifying)
+        else:
+            sums = () if cu_seqlens is None else cu_seqlens[:4]
             read = *sums, table, *scales, *read_tensors(modifiers, dropout)
-            with kernel.launching((q, k, v, out, lse, workspace, *read)):
-                status = entry(kernel.call, sizes, addresses, modifying)
+            with launching((q, k, v, out, lse, workspace, *read)):
+                status = kernel.entry(kernel.call, sizes, addresses, modifying)
         if status != 0:
             raise kernel.error(status)
 
@@ -90,7 +133,7 @@ class ForwardLaunch(NamedTuple):
     def _packed_pages(self, table: Tensor | None, k: Tensor) -> tuple[int, ...]:
         """What ``MODIFIERS`` has of pages, in order."""
         if table is None:
-            return (0,) * 7
+            return _NO_PAGES
         size = self.page_size
         return table.data_ptr(), table.stride(0), *self.pages, size, _WORD // size, k.shape[0]
 

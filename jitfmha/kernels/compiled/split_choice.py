@@ -4,20 +4,42 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from ...amd.chips import Arch
 from ...amd.manifest import KernelRow
 from ...planning.target import AmdTarget
-from ...problem.problem import Problem
+from ...problem.problem import Problem, element_bytes
+from ..estimate import Machine
 from ..ready.combine_estimate import combine_seconds
-from ..ready.key_split import ONE_SPLIT, KeySplit, Splits
+from ..ready.key_split import MOST_SPLITS, ONE_SPLIT, KeySplit, Splits
+
+# What a compute unit draws from HBM at most while others are idle, in bytes a second, by the cost
+# model: 52e9 on gfx942 and 84e9 on gfx950. Of 8-bit numbers, which become others, less: 17e9 to
+# 31e9 on gfx942, and 31e9 to 45e9 on gfx950.
+_MOST_OF_UNIT = 50e9
+_MOST_OF_8_BIT_UNIT: dict[Arch, float] = {"gfx942": 20e9, "gfx950": 30e9}
+# Fewer key tiles for a split would leave each wave of a workgroup less than two.
+_LEAST_STREAMED_TILES = 8
+# As many leading bits of a number of key tiles decide about splits.
+_LEADING_BITS = 4
 
 
 class SplitChoice:
     """The splits of calls that differ in lengths only: as many as are asked for, else as pay."""
 
     def __init__(
-        self, problem: Problem, target: AmdTarget, row: KernelRow, slices: int, columns: int
+        self,
+        problem: Problem,
+        target: AmdTarget,
+        row: KernelRow,
+        slices: int,
+        columns: int,
+        *,
+        streams: bool = False,
     ) -> None:
-        """Prepare for a kernel whose output is made in ``slices`` of ``columns`` each."""
+        """Prepare for a kernel whose output is made in ``slices`` of ``columns`` each.
+
+        Of a kernel that ``streams``, memory bounds the calls, and else what its units compute.
+        """
         self._asked_for = problem.num_splits
         self._mask = problem.mask
         self._sink_size = problem.modifiers.sink_size
@@ -27,8 +49,17 @@ class SplitChoice:
         sequences = problem.batch * problem.heads_q // self._rows_of_query * slices
         of_slice = row._replace(hdim_v=columns)
         self._split = KeySplit.of(of_slice, sequences, target.compute_units, target.arch)
+        self._streams = streams
+        self._streamed = Machine.of(target).bytes_per_second
+        hdims = problem.hdim_q + problem.hdim_v
+        number_bytes = element_bytes(problem).kv
+        self._tile_bytes = row.ts_kv * hdims * number_bytes
+        # Fewer workgroups than these leave HBM idle.
+        most_of_unit = _MOST_OF_8_BIT_UNIT[target.arch] if number_bytes == 1 else _MOST_OF_UNIT
+        self._enough = self._streamed / most_of_unit
         # Asked in every call of gm1, mostly for the lengths of the call before.
         self.splits = lru_cache(maxsize=64)(self._splits)
+        self._streamed_splits = lru_cache(maxsize=64)(self._choose_streamed)
 
     def combine_seconds(self, seqlen_q: int, num_splits: int) -> float:
         """What it takes to combine them, for sequences of up to ``seqlen_q`` queries."""
@@ -41,8 +72,36 @@ class SplitChoice:
             return ONE_SPLIT
         if self._asked_for:
             return Splits(self._asked_for, self._split.workspace_floats(rows, self._asked_for))
-        keys = self._visible_keys(seqlen_q, seqlen_k)
-        return self._split.splits(rows, -(-keys // self._ts_kv))
+        tiles = -(-self._visible_keys(seqlen_q, seqlen_k) // self._ts_kv)
+        if not self._streams:
+            return self._split.splits(rows, tiles)
+        # As many for a while, so that a decode loop finds them.
+        shift = max(tiles.bit_length() - _LEADING_BITS, 0)
+        return self._streamed_splits(seqlen_q, -(-tiles >> shift) << shift)
+
+    def _choose_streamed(self, seqlen_q: int, tiles: int) -> Splits:
+        """Choose the number with which the last workgroup ends first, and its part is combined."""
+        split = self._split
+        rows = seqlen_q * self._rows_of_query
+        workgroups = split.sequences * -(-rows // split.ts_qo)
+        most = min(tiles // _LEAST_STREAMED_TILES, MOST_SPLITS)
+        if workgroups == 0 or most < 2:
+            return ONE_SPLIT
+        bytes_of_all = workgroups * tiles * self._tile_bytes
+
+        def seconds(num_splits: int) -> float:
+            count = workgroups * num_splits
+            rounds, rest = divmod(count, split.slots)
+            busy = rounds * split.slots + (max(rest, self._enough) if rest else 0)
+            streamed = bytes_of_all / self._streamed * busy / count
+            return streamed + self.combine_seconds(seqlen_q, num_splits)
+
+        full_rounds = (max(n * split.slots // workgroups, 1) for n in (1, 2, 3))
+        candidates = (1, -(-int(self._enough) // workgroups), *full_rounds)
+        num_splits = min((min(n, most) for n in candidates), key=seconds)
+        if num_splits == 1:
+            return ONE_SPLIT
+        return Splits(num_splits, split.workspace_floats(rows, num_splits))
 
     def _visible_keys(self, seqlen_q: int, seqlen_k: int) -> int:
         """How many keys the queries of a tile see at most."""

@@ -20,6 +20,8 @@ from ...problem.features import Feature
 from ...problem.problem import BF16_CVTS, Mode, PlainSizes, Problem, element_bytes
 from ...problem.score_features import AskedModifiers
 from ..modifiers import ModifierTraits
+from . import decode
+from .decode import decode_blocks_of, decode_tile
 from .device_spec import device_spec
 from .latent import latent_tile, made_columns, row_blocks_of
 from .tile_table import Tile
@@ -176,6 +178,7 @@ class ForwardTraits(SharedTraits):
         has_column_major_v: whether keys lie side by side in v.
         stacks_heads: whether the query heads that share a key head are rows of the same tiles.
         row_blocks: where values are the first columns of keys: the rows of a workgroup, in blocks.
+        decode_blocks: of other calls with few rows: the same.
     """
 
     kv_dtype: str
@@ -184,12 +187,14 @@ class ForwardTraits(SharedTraits):
     has_column_major_v: bool = False
     stacks_heads: bool = False
     row_blocks: int | None = None
+    decode_blocks: int | None = None
 
     @classmethod
     def of(cls, problem: Problem, arch: Arch) -> ForwardTraits:
         """What a problem asks for; there has to be a tile with room for it."""
         tile = forward_tile(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
         are_heads_stacked = stacks_heads(problem, tile)
+        row_blocks, decode_blocks = blocks_of(problem, are_heads_stacked)
         return cls._of(
             problem,
             arch,
@@ -202,17 +207,22 @@ class ForwardTraits(SharedTraits):
             has_int8_probabilities=problem.has_p_descale,
             has_column_major_v=problem.has_column_major_v,
             stacks_heads=are_heads_stacked,
-            row_blocks=row_blocks_of(problem, are_heads_stacked),
+            row_blocks=row_blocks,
+            decode_blocks=decode_blocks,
         )
 
     @property
     def tile(self) -> Tile:
         tile = forward_tile(self.arch, self.dtype, self.hdim_q, self.hdim_v)
-        return latent_tile(tile, self.dtype, self.row_blocks) if self.row_blocks else tile
+        if self.row_blocks:
+            return latent_tile(tile, self.dtype, self.row_blocks)
+        return decode_tile(tile, self.hdim_v, self.decode_blocks) if self.decode_blocks else tile
 
     @property
     def template(self) -> str:
-        return "latent_fwd.hip" if self.row_blocks else "compiled_fwd.hip"
+        if self.row_blocks:
+            return "latent_fwd.hip"
+        return "decode_fwd.hip" if self.decode_blocks else "compiled_fwd.hip"
 
     @property
     def slices(self) -> int:
@@ -228,6 +238,8 @@ class ForwardTraits(SharedTraits):
     @property
     def made_columns(self) -> int:
         """How many columns a split of the keys leaves."""
+        if self.decode_blocks:
+            return decode.made_columns(self.hdim_v)
         return made_columns(self.hdim_v) if self.row_blocks else self.columns
 
     @property
@@ -245,6 +257,7 @@ class ForwardTraits(SharedTraits):
         of_queries = (
             "stacked" if self.stacks_heads else "",
             f"latent{self.row_blocks}" if self.row_blocks else "",
+            f"decode{self.decode_blocks}" if self.decode_blocks else "",
         )
         return self._name("fwd", of_keys, of_queries)
 
@@ -264,6 +277,15 @@ def forward_tile(arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> Tile:
     tile = tile_for(arch, "forward", dtype, hdim_q, hdim_v)
     assert tile is not None, f"no tile of {arch} for {dtype}, hdim {hdim_q}x{hdim_v}"
     return tile
+
+
+def blocks_of(problem: Problem, are_heads_stacked: bool) -> tuple[int | None, int | None]:
+    """What a call has of ``row_blocks`` and ``decode_blocks``."""
+    row_blocks = row_blocks_of(problem, are_heads_stacked)
+    if row_blocks:
+        return row_blocks, None
+    rows_of_query = problem.gqa if are_heads_stacked else 1
+    return None, decode_blocks_of(problem, rows_of_query)(problem.seqlen_q)
 
 
 def far_stride_bytes(tile: Tile) -> int:
@@ -313,13 +335,17 @@ def have_same_traits(problem: Problem, traits: ForwardTraits) -> Callable[[Plain
     bytes_of = element_bytes(problem)
     # Wide values may have another kernel with other lengths (latent.py).
     is_near = traits.access == "near" and traits.slices == 1 and not traits.row_blocks
-    near_stride = far_stride_bytes(traits.tile) // bytes_of.kv
-    most_queries = _most_stacked_queries(problem, traits.tile)
+    tile = forward_tile(traits.arch, traits.dtype, traits.hdim_q, traits.hdim_v)
+    near_stride = far_stride_bytes(tile) // bytes_of.kv
+    most_queries = _most_stacked_queries(problem, tile)
     widest = problem.gqa * max(bytes_of.q, bytes_of.out, _LSE_BYTES)
+    decode_blocks = decode_blocks_of(problem, problem.gqa if traits.stacks_heads else 1)
 
     def have_same(sizes: PlainSizes) -> bool:
         seqlen_q, _, q, k, v, out = sizes
         if not (is_near and seqlen_q and k[-3] < near_stride and v[-3] < near_stride):
+            return False
+        if decode_blocks(seqlen_q) != traits.decode_blocks:
             return False
         if seqlen_q > most_queries:
             return not traits.stacks_heads
@@ -356,7 +382,10 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         **traits.template_values(),
     }
     headers: tuple[str, ...] = _HEADERS
-    if not traits.row_blocks:
+    if traits.decode_blocks:
+        headers = *_HEADERS, "sixteen_rows.h"
+        values |= {"key_element": of_keys.element, "score_dtype": of_queries.scores}
+    elif not traits.row_blocks:
         headers = *_HEADERS, "bias_tiles.h"
         values |= {
             "slices": traits.slices,

@@ -18,7 +18,7 @@ from ...amd.manifest import KernelRow
 # Fewer key tiles for a split would cost more in reading and writing results than they save.
 _LEAST_KEY_TILES = 4
 # As many as the kernel `combine` reaches (kMostSplits in hsa/src/split_results.h).
-_MOST_SPLITS = 1024
+MOST_SPLITS = 1024
 # Multiplications and additions of a compute unit with eight waves, by the model, in a launch that
 # leaves units idle, whose clock is high. The workgroups that share a unit share them.
 _PRODUCTS_PER_SECOND: dict[Arch, float] = {"gfx942": 1.5e12, "gfx950": 3.1e12}
@@ -89,7 +89,7 @@ class KeySplit:
         workgroups = self.sequences * -(-seqlen_q // self.ts_qo)
         if workgroups == 0:
             return 1
-        most = min(self.slots // workgroups, key_tiles // _LEAST_KEY_TILES, _MOST_SPLITS)
+        most = min(self.slots // workgroups, key_tiles // _LEAST_KEY_TILES, MOST_SPLITS)
         if most < 2:
             return 1
         # Each split more makes splits shorter, but takes longer to be combined.

@@ -1,0 +1,134 @@
+// Attention in the registers of one wave as attention.h has it, for 16 rows: with products of 16
+// rows and 16 columns, the softmax of 32 keys. Of a tile's scores a lane has eight of row
+// `lane % 16`.
+//
+// Included after the traits.
+#pragma once
+
+#include "scores.h"
+
+// Adds a product of 16 rows and 16 columns: of each a chunk is in four lanes, a part of the depth
+// in each.
+template <class Operand>
+__device__ inline f32x4 multiply(u32x4 a, u32x4 b, f32x4 c) {
+  if constexpr (Operand::kBytes == 1) {
+    c = __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(bits_as<long>(a.xy), bits_as<long>(b.xy), c, 0,
+                                                   0, 0);
+    return __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(bits_as<long>(a.zw), bits_as<long>(b.zw), c,
+                                                      0, 0, 0);
+  } else if constexpr (__is_same(Operand, BF16)) {
+#if defined(__gfx950__)
+    return __builtin_amdgcn_mfma_f32_16x16x32_bf16(bits_as<bf16x8>(a), bits_as<bf16x8>(b), c, 0, 0,
+                                                   0);
+#else
+    c = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(bits_as<s16x4>(a.xy), bits_as<s16x4>(b.xy), c, 0,
+                                                  0, 0);
+    return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(bits_as<s16x4>(a.zw), bits_as<s16x4>(b.zw), c,
+                                                     0, 0, 0);
+#endif
+  } else {
+#if defined(__gfx950__)
+    return __builtin_amdgcn_mfma_f32_16x16x32_f16(bits_as<f16x8>(a), bits_as<f16x8>(b), c, 0, 0, 0);
+#else
+    c = __builtin_amdgcn_mfma_f32_16x16x16f16(bits_as<f16x4>(a.xy), bits_as<f16x4>(b.xy), c, 0, 0,
+                                              0);
+    return __builtin_amdgcn_mfma_f32_16x16x16f16(bits_as<f16x4>(a.zw), bits_as<f16x4>(b.zw), c, 0,
+                                                 0, 0);
+#endif
+  }
+}
+
+// The largest of what four lanes have for one row, or their sum.
+template <class Combine>
+__device__ inline float combined_of_row(float x, int lane, Combine combine) {
+#pragma unroll
+  for (int distance = 16; distance < 64; distance *= 2)
+    x = combine(
+        x, bits_as<float>(__builtin_amdgcn_ds_bpermute((lane ^ distance) * 4, bits_as<int>(x))));
+  return x;
+}
+
+// Which key of a tile a lane's score i is that of: the one of row 4 * (lane / 16) + i % 4 in one of
+// two products.
+__device__ inline int key_of_sixteen(int i, int lane) { return i / 4 * 16 + lane / 16 * 4 + i % 4; }
+
+struct SixteenRows {
+  static constexpr int kScores = 8;
+  float maximum = kNoMaximum, scale, sum = 0;
+  float factor = 1;  // that the output is multiplied with before more is added
+  float score[kScores];
+  u32x4 probability;
+
+  // A sink is one more score, of the first of the four lanes that have a row.
+  __device__ void begin_with_sink(float of_sink, int lane) {
+    maximum = __builtin_amdgcn_fmed3f(of_sink, kNoMaximum, -kNoMaximum);
+    sum = lane < 16 ? __builtin_amdgcn_exp2f(of_sink - maximum) : 0;
+  }
+
+  // Scores from dot products.
+  __device__ void modify(const ScoreUnit& unit, const ScoreRow& row, int first_key, int lane) {
+#pragma unroll
+    for (int i = 0; i < kScores; i += 2) {
+      f32x2 pair = unit.logits(f32x2{score[i], score[i + 1]});
+      if (kHasAlibi) {
+        const float distance = row.diagonal - first_key - key_of_sixteen(i, lane);
+        pair = with_alibi(pair, row.slope, f32x2{distance, distance - 1});
+      }
+      score[i] = pair.x;
+      score[i + 1] = pair.y;
+    }
+  }
+
+  __device__ void hide(const Visibility& visibility, int query, int first_key, int lane) {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i)
+      score[i] =
+          visibility.sees(query, first_key + key_of_sixteen(i, lane)) ? score[i] : -kInfinity;
+  }
+
+  // As in Attention: later tiles take the maximum in use, unless a sum tells that one is needed.
+  __device__ void take(bool is_first, int lane) {
+    constexpr float kMostSum = kScores << kUsualHeadroom;
+    factor = 1;
+    if (is_first) raise_maximum(lane);
+    float added = take_by_maximum();
+    while (__builtin_expect(__builtin_amdgcn_ballot_w64(added > kMostSum) != 0, 0) &&
+           raise_maximum(lane))
+      added = take_by_maximum();
+    sum += added;
+  }
+
+ private:
+  __device__ float take_by_maximum() {
+    float p[kScores];
+#pragma unroll
+    for (int i = 0; i < kScores; ++i)
+      p[i] = __builtin_amdgcn_exp2f(__builtin_fmaf(score[i], scale, -maximum));
+    float even = 0, odd = 0;
+#pragma unroll
+    for (int i = 0; i < kScores; i += 2) {
+      even += p[i];
+      odd += p[i + 1];
+      probability[i / 2] = Dtype::template pack<kRounding>(p[i], p[i + 1]);
+    }
+    return even + odd;
+  }
+
+  __device__ bool raise_maximum(int lane) {
+    float largest = score[0];
+#pragma unroll
+    for (int i = 1; i < kScores; ++i) largest = __builtin_fmaxf(largest, score[i]);
+    largest *= scale;
+    // Truncated, a probability of just below 1 would lose a whole unit of its last place.
+    if constexpr (kRounding == Rounding::towards_zero)
+      largest = __builtin_fmaf(-4 * kScaledScoreError, __builtin_fabsf(largest), largest);
+    if (!__builtin_amdgcn_ballot_w64(largest > maximum)) return false;
+    const float next = combined_of_row(__builtin_fmaxf(maximum, largest), lane,
+                                       [](float a, float b) { return __builtin_fmaxf(a, b); });
+    const float lower = __builtin_amdgcn_exp2f(maximum - next);
+    maximum = next;
+    sum *= lower;
+    factor *= lower;
+    return true;
+  }
+};

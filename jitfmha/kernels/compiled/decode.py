@@ -1,0 +1,64 @@
+"""Calls of few rows, as those of decoding are: a query or some of each sequence.
+
+``csrc_templates/amd/decode_fwd.hip.in`` serves them, whose waves share tiles of keys instead of
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...problem.dtypes import DTYPE_BYTES
+from ...problem.problem import Problem
+from .tile_table import WAVE, Tile
+
+_BLOCK_ROWS = 16
+_MOST_QUERIES = 16
+_MOST_ROWS = 128
+_MOST_HDIM = 256
+# Of rows. A wave has all of them, and what it makes of them, in its registers.
+_MOST_BLOCKS, _MOST_WIDE_BLOCKS, _WIDE_HDIM = 4, 2, 128
+_FOUR_BYTES = 16
+_COLUMNS = 64  # a multiple of which a workgroup makes
+
+
+def decode_blocks_of(problem: Problem, rows_of_query: int) -> Callable[[int], int | None]:
+    """How many blocks of 16 rows a workgroup has, by seqlen_q; None where the other kernel serves.
+
+    ``rows_of_query`` are the heads that are stacked. Biases, dropout and float32 take what such a
+    workgroup has no room for, and longer calls have rows enough for larger tiles.
+    """
+    modifiers, packs = problem.modifiers, problem.packs
+    widest = max(problem.hdim_q, problem.hdim_v)
+    most_blocks = _MOST_BLOCKS if widest <= _WIDE_HDIM else _MOST_WIDE_BLOCKS
+    is_served = (
+        widest <= _MOST_HDIM
+        and DTYPE_BYTES[problem.dtype] <= 2
+        and not (modifiers.bias or problem.dropout_p or problem.has_p_descale)
+        and not problem.has_column_major_v
+        and not problem.is_empty
+    )
+
+    def blocks_of(seqlen_q: int) -> int | None:
+        queries = -(-seqlen_q // packs)
+        rows = queries * rows_of_query
+        if not is_served or queries > _MOST_QUERIES or rows > _MOST_ROWS:
+            return None
+        blocks = 1
+        while rows > blocks * _BLOCK_ROWS and blocks < most_blocks:
+            blocks *= 2
+        return blocks
+
+    return blocks_of
+
+
+def decode_tile(tile: Tile, hdim_v: int, blocks: int) -> Tile:
+    """The tile of such calls, made of that of others with their head dimensions."""
+    fours = 8 if made_columns(hdim_v) % (2 * _COLUMNS) == 0 else 4
+    lds_bytes = tile.waves * fours * WAVE * _FOUR_BYTES
+    return tile._replace(slices=1, tile_q=blocks * _BLOCK_ROWS, lds_bytes=lds_bytes)
+
+
+def made_columns(hdim_v: int) -> int:
+    """How many columns of the output a workgroup makes, with those behind the last one."""
+    return -(-hdim_v // _COLUMNS) * _COLUMNS

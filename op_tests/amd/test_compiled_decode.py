@@ -1,0 +1,242 @@
+"""Compiled kernels for few rows, as those of decoding are, on the emulator with its sanitizer."""
+
+import random
+from dataclasses import replace
+from functools import partial
+from typing import Any, get_args
+
+import pytest
+import torch
+from compiled_calls import (
+    ARCHS,
+    FP8_DTYPES,
+    SCALES,
+    CompiledCall,
+    assert_near,
+    assert_nothing_is_spilled,
+    draw,
+    inputs_of,
+    run,
+)
+from torch import Tensor
+from untyped import explain
+
+from jitfmha import emulate
+from jitfmha.kernels.compiled.traits import Access, ForwardTraits, kernel_spec
+from jitfmha.kernels.modifiers import ModifierTraits
+from jitfmha.problem.float64_reference import attention, attention_packed
+from jitfmha.problem.score_features import AskedModifiers
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+_THOUSAND = 1000
+# Query heads and key heads, and queries: up to 64 rows of a tile, and several tiles.
+HEADS = ((1, 1), (3, 3), (4, 2), (8, 1), (12, 4), (16, 1), (40, 2))
+SEQLENS_Q = (1, 1, 1, 2, 3, 4, 8)
+# Waves have tiles of 32 keys in turn.
+SEQLENS_K = (0, 1, 31, 32, 33, 64, 100, 128, 129, 200, 300, 520)
+HDIMS = (8, 24, 61, 64, 72, 96, 100, 128, 160, 192, 200, 255, 256)
+# Of queries, and of keys with values.
+DTYPES = (
+    *(("bf16", "bf16"), ("fp16", "fp16"), ("fp8", "fp8"), ("int8", "int8")),
+    *(("bf16", "int8"), ("fp16", "int8")),
+)
+FEATURES = ("alibi", "softcap", "sink", "sink_tokens")
+PAGE_SIZES = (1, 6, 16, 32, 64, 128)
+_MOST_ROWS = 128
+
+
+def kernel_of(arch: str, *tensors: Tensor, **options: Any) -> str:
+    with emulate(arch):
+        return str(explain(*tensors, **options).plan.kernel)
+
+
+def decode_call(drawn: random.Random) -> CompiledCall:
+    call = draw(drawn, FEATURES)
+    dtype, kv_dtype = drawn.choice(DTYPES)
+    has_8_bits = kv_dtype in ("fp8", "int8")
+    lengths = [(drawn.choice(SEQLENS_Q), drawn.choice(SEQLENS_K)) for _ in range(3)]
+    return replace(
+        call,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        hdims=(drawn.choice(HDIMS), drawn.choice(HDIMS)),
+        heads=drawn.choice(HEADS),
+        lengths=tuple(lengths) if call.is_group else tuple(lengths[:1]) * 2,
+        bf16_cvt=call.bf16_cvt if dtype == "bf16" and call.dtype == "bf16" else "rtne",
+        scales=drawn.choice(("", *SCALES)) if has_8_bits else "",
+        num_splits=drawn.choice((0, 1, 2, 3, 9, 40)),
+        random_order=drawn.randrange(1 << 32),
+    )
+
+
+def in_pages(
+    rng: torch.Generator, rows: Tensor, lengths: list[int], table: Tensor, page_size: int
+) -> Tensor:
+    """Pages with the packed ``rows`` of sequences, and something else in what they leave."""
+    pages = rows.new_empty(int(table.max()) + 1, page_size, *rows.shape[1:])
+    pages.copy_(torch.randint(-9, 9, pages.shape, generator=rng))
+    for of_sequence, of_table in zip(rows.split(lengths), table, strict=True):
+        for part, page in zip(of_sequence.split(page_size), of_table.tolist(), strict=False):
+            pages[page, : len(part)] = part
+    return pages
+
+
+@pytest.mark.sample("number", range(_THOUSAND), 6)
+def test_drawn_calls(rng, number):
+    """In all modes, with keys that are split or not, with and without what modifies scores."""
+    drawn = random.Random(rng.initial_seed())
+    call = decode_call(drawn)
+    is_paged = call.is_group and drawn.random() < 0.6
+    if is_paged:
+        call = replace(call, gap=0)
+    given = inputs_of(call, rng)
+    q, k, v = given.q, given.k, given.v
+    more = given.sequences | {"bf16_cvt": call.bf16_cvt, "num_splits": call.num_splits}
+    keys = k, v
+    if is_paged:
+        lengths, page_size = [pair[1] for pair in call.lengths], drawn.choice(PAGE_SIZES)
+        most = -(-max(*lengths, 1) // page_size)
+        table = torch.randperm(len(lengths) * most, generator=rng).view(-1, most).int()
+        keys = k, v = (in_pages(rng, x, lengths, table, page_size) for x in keys)
+        more["block_table"] = table
+    rows = max(queries for queries, _ in call.lengths) * call.heads[0] // call.heads[1]
+    if rows <= _MOST_ROWS and all(x.numel() for x in (q, k, v)):
+        assert "_decode" in kernel_of(call.arch, q, k, v, **given.options, **more)
+    out = None if call.is_group and call.gap else given.out
+    actual = run(
+        *(call.arch, q, k, v), out=out, random_order=call.random_order, **given.options, **more
+    )
+    expected = given.reference(given.q, given.k, given.v, **given.options)
+    scaled = (
+        x.double() * given.options.get(f"{name}_descale", torch.ones(1)).max().double()
+        for name, x in zip("qkv", (given.q, given.k, given.v), strict=True)
+    )
+    assert_near(actual, expected, *scaled, given.options, call.out_dtype)
+
+
+@pytest.mark.parametrize("heads", [16, 40])
+@pytest.mark.sample("arch", ARCHS, 1)
+def test_hidden_values_and_later_maxima(rng, arch, heads):
+    """Rows that see nothing are 0 beside values of NaN, and scores that grow rescale the output.
+
+    They grow within a wave, from wave to wave and from split to split.
+    """
+    q = torch.randn(1, 3, heads, 72, generator=rng).bfloat16()
+    v = torch.randn(1, 545, 1, 72, generator=rng).bfloat16()
+    k = torch.full((1, 545, 1, 72), 1.0).bfloat16()
+    k[:, 64:] += q[:, :1, :1]
+    k[:, 256:] += q[:, :1, :1] * 8
+    k[:, 544:] += q[:, :1, :1] * 64
+    for options in ({"num_splits": 1}, {"num_splits": 3}):
+        assert_near(run(arch, q, k, v, **options), attention(q, k, v), q, k, v, {})
+        blind = torch.full((1, 2, 1, 72), torch.nan).bfloat16()
+        blind[:, 0] = 1
+        out, lse = run(arch, q, blind, blind, mask=2, **options)
+        assert out[:, 0].eq(0).all()
+        assert lse[..., 0].eq(-torch.inf).all()
+
+
+@pytest.mark.sample("arch", ARCHS, 1)
+@pytest.mark.parametrize("page_size", [None, 1, 16])
+def test_one_split_depends_on_nothing_else(rng, arch, page_size):
+    """Neither on the order of waves nor on the sequences beside one's own, to the last bit."""
+    lengths, batch = [200, 333, 70], 3
+    q = torch.randn(batch, 8, 64, generator=rng).bfloat16()
+    k, v = (torch.randn(sum(lengths), 2, 64, generator=rng).bfloat16() for _ in range(2))
+    ends = torch.tensor([0, *lengths]).cumsum(0).int()
+
+    def decoded(first: int, last: int, order: int | None) -> Tensor:
+        rows = slice(int(ends[first]), int(ends[last]))
+        keys, more = [k[rows], v[rows]], {}
+        if page_size:
+            of_these = lengths[first:last]
+            most = -(-max(of_these) // page_size)
+            table = torch.randperm(len(of_these) * most).view(-1, most).int()
+            keys = [in_pages(rng, x, of_these, table, page_size) for x in keys]
+            more = {"block_table": table, "max_seqlen_k": max(of_these)}
+        groups = {
+            "cu_seqlens_q": torch.arange(last - first + 1).int(),
+            "cu_seqlens_k": ends[first : last + 1] - ends[first],
+        }
+        more |= {"num_splits": 1, "random_order": order, "max_seqlen_q": 1}
+        return run(arch, q[first:last], *keys, **groups, **more)[0]
+
+    together = decoded(0, batch, None)
+    assert together.equal(decoded(0, batch, 1))
+    for i in range(batch):
+        assert together[i : i + 1].equal(decoded(i, i + 1, i + 2))
+
+
+@pytest.mark.sample(
+    ("arch", "dtypes", "hdim", "blocks", "access", "is_masked", "has_features"),
+    [
+        (arch, dtypes, hdim, blocks, access, is_masked, has_features)
+        for arch in ARCHS
+        for dtypes in DTYPES
+        for hdim in (24, 61, 64, 128, 256)
+        for blocks in (1, 2, 4)
+        if blocks * hdim <= 512
+        for access in get_args(Access)
+        for is_masked in (False, True)
+        for has_features in (False, True)
+    ],
+    3,
+)
+def test_nothing_is_spilled(arch, dtypes, hdim, blocks, access, is_masked, has_features):
+    fp8 = str(FP8_DTYPES[arch]).removeprefix("torch.").replace("float8", "fp8")
+    dtype, kv_dtype = (fp8 if name == "fp8" else name for name in dtypes)
+    asked = AskedModifiers()
+    if has_features:
+        asked = AskedModifiers(None, alibi_slopes=True, logit_softcap=30.0, sink=True, sink_size=4)
+    traits = ForwardTraits(
+        *(arch, dtype, hdim, hdim, "gm1", "rtne", is_masked, access),
+        ModifierTraits("compiled", asked),
+        kv_dtype=kv_dtype,
+        has_descales="8" in kv_dtype,
+        stacks_heads=True,
+        decode_blocks=blocks,
+    )
+    assert_nothing_is_spilled(kernel_spec(traits), traits.name, traits.combine_name)
+
+
+def test_which_calls_are_meant(rng):
+    """Of up to 16 queries and 128 rows; with a bias, dropout or float32 none are."""
+    arch = "gfx942"
+
+    def kernel(queries: int, heads: int, hdim: int = 72, dtype: torch.dtype = torch.half, **more):
+        q = torch.randn(1, queries, heads, hdim, generator=rng).to(dtype)
+        k = torch.randn(1, 70, 1, hdim, generator=rng).to(dtype)
+        return kernel_of(arch, q, k, k, **more)
+
+    for rows, blocks in ((1, 1), (16, 1), (17, 2), (32, 2), (33, 4), (128, 4)):
+        assert f"_decode{blocks}_" in kernel(1, rows)
+    assert "_decode4_" in kernel(16, 8)
+    assert "_decode2_" in kernel(1, 128, 256)
+    for other in (
+        kernel(1, 129),
+        kernel(9, 15),
+        kernel(17, 1),
+        kernel(1, 8, dtype=torch.float32),
+        kernel(1, 8, bias=torch.zeros(1, 1, 1, 70)),
+        kernel(1, 8, dropout_p=0.5),
+        kernel(1, 8, 264),
+    ):
+        assert "_decode" not in other
+
+
+@pytest.mark.sample("arch", ARCHS, 1)
+def test_a_batch_of_many_lengths_has_a_long_one(rng, arch):
+    """One of its sequences has more queries than rows of a tile: several tiles of few rows."""
+    lengths = [1, 70, 1, 3, 0, 1, 2, 1], [300, 70, 33, 0, 20, 64, 65, 129]
+    ends_q, ends_k = (torch.tensor([0, *side]).cumsum(0) for side in lengths)
+    q = torch.randn(int(ends_q[-1]), 4, 128, generator=rng).bfloat16()
+    k, v = (torch.randn(int(ends_k[-1]), 2, 128, generator=rng).bfloat16() for _ in range(2))
+    groups = {"cu_seqlens_q": ends_q.int(), "cu_seqlens_k": ends_k.int()}
+    assert "_decode2_" in kernel_of(arch, q, k, v, mask=2, **groups)
+    spans = {"lengths_q": lengths[0], "lengths_k": lengths[1]}
+    starts = {"starts_q": ends_q[:-1].tolist(), "starts_k": ends_k[:-1].tolist()}
+    expected = partial(attention_packed, **spans, **starts)(q, k, v, mask=2)
+    for num_splits in (1, 3):
+        actual = run(arch, q, k, v, mask=2, num_splits=num_splits, **groups)
+        assert_near(actual, expected, q, k, v, {"mask": 2})
