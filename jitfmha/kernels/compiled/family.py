@@ -23,7 +23,7 @@ from ..rules import reasons_of
 from .backward_launch import BackwardLaunch, backward_launch, load_kernels
 from .backward_traits import BackwardTraits, backward_spec
 from .estimate import CompiledEstimate
-from .latent import row_blocks_of
+from .latent import LatentSplits, row_blocks_of
 from .launch import ForwardLaunch
 from .modifiers import modifier_constants
 from .rules import RULES
@@ -130,7 +130,11 @@ class ForwardPlan(CompiledPlan):
         code_object = self.compiled()
         row = row_of_built(traits, code_object.image)
         self._bound = BoundKernel(problem, target, self.block, row, code_object)
-        self._splits = SplitChoice(problem, target, row, traits.slices, traits.made_columns)
+        self._splits = (
+            LatentSplits(problem, target, row, traits.tile)
+            if traits.row_blocks
+            else SplitChoice(problem, target, row, traits.slices, traits.made_columns)
+        )
         self._constants = modifier_constants(problem)
         self._is_paged = problem.is_paged
         self._kv_bytes = element_bytes(problem).kv
