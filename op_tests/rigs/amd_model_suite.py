@@ -18,7 +18,13 @@ from jitfmha.problem.arguments import AttentionOptions, Bf16Cvt
 from jitfmha.problem.dtypes import FP8_NAMES
 from jitfmha.problem.problem import BF16_CVTS
 
-from . import amd_model_choice, amd_model_compiled, amd_model_ready, launcher_suite
+from . import (
+    amd_model_choice,
+    amd_model_compiled,
+    amd_model_latent,
+    amd_model_ready,
+    launcher_suite,
+)
 from .amd_model_order import GroupLaunch, in_flight, workgroups_in_order
 from .modelled_call import ModelledCall, add_faults, estimate_of
 
@@ -73,6 +79,7 @@ def run(quick: bool, progress: Progress) -> Report:
     _main_loops(report, quick, progress)
     amd_model_ready.add_rows(report, quick, progress)
     amd_model_compiled.add_rows(report, quick, progress)
+    amd_model_latent.add_rows(report, quick, progress)
     amd_model_choice.add_rows(report, quick, progress)
     report.rows += launcher_suite.run(quick, progress).rows
     return report
