@@ -1,5 +1,6 @@
 """Latent attention in both forms against the float64 reference."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -157,6 +158,28 @@ def test_decoding_with_the_largest_latent(rng, dtype):
     out = torch.full_like(actual[0], 7.0)
     assert mla_absorbed_fwd(q, latent, rank, out=out, **options) is out
     assert torch.equal(out, actual[0])
+
+
+@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.sample("target", [None, "gfx942", "gfx950"], 1)
+def test_absorbed_form_in_pages(rng, target, page_size):
+    """Two queries of each sequence, which see the keys up to their own."""
+    rank, r, heads, lengths = 512, 64, 3, (70, 2)
+    pages = [-(-length // page_size) for length in lengths]
+    latent = torch.randn(sum(pages), page_size, rank + r, generator=rng).bfloat16()
+    table = torch.full((2, max(pages)), -1, dtype=torch.int32)
+    table[0], table[1, : pages[1]] = torch.randperm(sum(pages)).split(pages)
+    q = torch.randn(4, heads, rank + r, generator=rng).bfloat16()
+    options = {"softmax_scale": 192**-0.5, "mask": 2}
+    sums = {"cu_seqlens_q": prefix_sums([2, 2]), "cu_seqlens_k": prefix_sums(lengths)}
+    with emulate(target) if target else nullcontext():
+        actual = mla_absorbed_fwd(q, latent, rank, block_table=table, **sums, **options)
+    for i, length in enumerate(lengths):
+        rows = latent[table[i, : pages[i]].long()].flatten(0, 1)[:length]
+        keys = rows[None, :, None]
+        queries = q[None, 2 * i : 2 * i + 2]
+        expected = attention(queries, keys, keys[..., :rank], **options)
+        assert_close((actual[None, 2 * i : 2 * i + 2],), expected[:1], torch.bfloat16)
 
 
 def test_the_latent_is_not_copied(rng, monkeypatch):

@@ -90,8 +90,8 @@ struct OutputRow {
   Global<float> lse;
   float sum, factor, excess;
 
-  __device__ static OutputRow of(const Task& task, const Row& row, float sum) {
-    const CompiledArguments& late = late_arguments();
+  __device__ static OutputRow of(const Task& task, const Row& row, float sum,
+                                 const CompiledArguments& late = late_arguments()) {
     const Head head = head_of<kIsGroup>(late.attention, task.place, 0, task.sequence,
                                         line_of(late.attention, task.place), task.queries);
     const unsigned long stacked = row.head;

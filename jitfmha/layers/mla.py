@@ -46,8 +46,9 @@ def mla_absorbed_fwd(
         q: gm0 ``(b, sq, hq, rank + r)``, gm1 ``(total_q, hq, rank + r)``: what meets the latent,
             ``q_nope @ W_k``, then the positional part.
         latent: gm0 ``(b, sk, rank + r)``, gm1 ``(total_k, rank + r)``, of q's dtype: the latent,
-            then the positional key. Any strides with a contiguous last dimension, such as those of
-            a cache with room for more keys; never copied.
+            then the positional key; with ``block_table`` the pages, ``(pages, page_size, rank +
+            r)``. Any strides with a contiguous last dimension, such as those of a cache with room
+            for more keys; never copied.
         rank: columns of the latent, from 1 on; ``rank + r`` is at most 576.
         return_lse: also return the log-sum-exp of the scaled scores.
         options: those of :func:`jitfmha.fmha_fwd`, with the same meaning. ``softmax_scale`` has to
@@ -70,7 +71,10 @@ def mla_absorbed_fwd(
     if isinstance(rank, bool) or not isinstance(rank, int):
         raise TypeError(f"rank must be an int, got {rank!r}")
     _check_dimensions("q", q, (4, 3), "(b, sq, hq, rank + r), or (total_q, hq, rank + r)")
-    _check_dimensions("latent", latent, (q.dim() - 1,), "one dimension less than q: no heads")
+    if options.get("block_table") is None:
+        _check_dimensions("latent", latent, (q.dim() - 1,), "one dimension less than q: no heads")
+    else:
+        _check_dimensions("latent", latent, (3,), "(pages, page_size, rank + r): no heads")
     if latent.shape[-1] != q.shape[-1]:
         raise ValueError(
             f"latent has {latent.shape[-1]} columns, q has hdim {q.shape[-1]}; they must be equal"

@@ -2,6 +2,7 @@
 
 import random
 from functools import partial
+from itertools import accumulate, product
 from typing import Any, get_args
 
 import pytest
@@ -19,6 +20,7 @@ from torch import Tensor
 from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
+from jitfmha.kernels.compiled.latent import LatentSplits
 from jitfmha.kernels.compiled.traits import Access, ForwardTraits, kernel_spec
 from jitfmha.kernels.modifiers import ModifierTraits
 from jitfmha.problem.float64_reference import attention, attention_packed, unpaged
@@ -99,6 +101,125 @@ def test_drawn_calls(rng, number):
     )
     out_dtype = dtype if dtype.itemsize == 2 else torch.bfloat16
     assert_near(actual, expected, *scaled, options, out_dtype)
+
+
+def numbered_pages(latent: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
+    """The rows of sequences in pages, the last one first, and the table that names them."""
+    batch, keys, _, hdim = latent.shape
+    of_each = -(-keys // page_size)
+    padding = latent.new_full((batch, of_each * page_size - keys, 1, hdim), torch.nan)
+    pages = torch.cat([latent, padding], dim=1).view(-1, page_size, 1, hdim).flip(0)
+    table = torch.arange(batch * of_each, dtype=torch.int32).flip(0)
+    return pages.contiguous(), table.view(batch, of_each)
+
+
+@pytest.mark.parametrize("heads", [16, 32, 64, 128])
+@pytest.mark.sample(
+    ("arch", "is_fp8", "queries", "page_size"),
+    [(*x, y, z) for x in product(ARCHS, (False, True)) for y in (1, 2, 4) for z in (1, 64)],
+    1,
+)
+def test_decode_in_pages(rng, arch, is_fp8, queries, page_size, heads):
+    """What is served: the last queries of each sequence, which see the keys up to their own."""
+    dtype = FP8_DTYPES[arch] if is_fp8 else torch.bfloat16
+    lengths = 150, 3, 65
+    latent = random_rows(rng, dtype, len(lengths), max(lengths), 1, 576)
+    q = random_rows(rng, dtype, len(lengths) * queries, heads, 576)
+    pages, table = numbered_pages(latent, page_size)
+    options: dict[str, Any] = {"softmax_scale": SCALE, "mask": 2}
+    if is_fp8:
+        options |= {f"{x}_descale": torch.rand(1, generator=rng) + 0.5 for x in "qkv"}
+    sums_q, sums_k = (
+        torch.tensor([0, *accumulate(x)], dtype=torch.int32)
+        for x in ([queries] * len(lengths), lengths)
+    )
+    more = {"cu_seqlens_q": sums_q, "cu_seqlens_k": sums_k, "block_table": table}
+    more |= {"max_seqlen_q": queries, "max_seqlen_k": max(lengths)}
+    for num_splits in (1, 3):
+        out, lse = run(
+            *(arch, q, pages, pages[..., :512]), num_splits=num_splits, **more, **options
+        )
+        for i, length in enumerate(lengths):
+            rows = slice(i * queries, (i + 1) * queries)
+            k = latent[i : i + 1, :length]
+            expected = attention(q[None, rows], k, k[..., :512], **options)
+            scaled = (
+                x.double() * options.get(f"{name}_descale", torch.ones(1)).double()
+                for name, x in zip("qkv", (q[None, rows], k, k[..., :512]), strict=True)
+            )
+            actual = out[None, rows], lse[None, :, rows]
+            assert_near(actual, expected, *scaled, options, torch.bfloat16)
+
+
+@pytest.mark.parametrize("heads", [16, 40])
+@pytest.mark.sample("arch", ARCHS, 1)
+def test_one_split_has_the_same_bits_everywhere(rng, arch, heads):
+    """Alone, in a batch, and in pages of any size: nothing else decides than a sequence's rows."""
+    lengths = 100, 33, 230
+    latent = random_rows(rng, torch.bfloat16, len(lengths), max(lengths), 1, 576)
+    q = random_rows(rng, torch.bfloat16, len(lengths), heads, 576)
+    options: dict[str, Any] = {"softmax_scale": SCALE, "num_splits": 1}
+    sums = {
+        "cu_seqlens_q": torch.arange(len(lengths) + 1, dtype=torch.int32),
+        "cu_seqlens_k": torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
+        "max_seqlen_q": 1,
+        "max_seqlen_k": max(lengths),
+    }
+    rows = torch.cat([x[:length] for x, length in zip(latent, lengths, strict=True)])
+    results = [run(arch, q, rows, rows[..., :512], **sums, **options)]
+    for page_size in (1, 6, 16):
+        pages, table = numbered_pages(latent, page_size)
+        results.append(run(arch, q, pages, pages[..., :512], block_table=table, **sums, **options))
+    alone = [
+        run(arch, q[None, i : i + 1], k, k[..., :512], **options)
+        for i, length in enumerate(lengths)
+        for k in [latent[i : i + 1, :length]]
+    ]
+    expected = torch.cat([out[0] for out, _ in alone]), torch.cat([lse[0] for _, lse in alone], 1)
+    for out, lse in results:
+        assert torch.equal(out, expected[0])
+        assert torch.equal(lse, expected[1])
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_splits(arch):
+    """No more than keep HBM busy, and a workspace that no length of the keys changes."""
+    chosen = {}
+    for heads, batch in product((16, 32, 64, 128), (1, 32, 200)):
+        q = torch.empty(batch, 1, heads, 576, dtype=torch.bfloat16)
+        latent = torch.empty(batch, 64, 1, 576, dtype=torch.bfloat16)
+        with emulate(arch):
+            plan = explain(q, latent, latent[..., :512]).plan
+        row = plan.traits.row()._replace(waves_of_simd=1)
+        choice = LatentSplits(plan.problem, plan.target, row, plan.traits.tile)
+        splits = [choice.splits(1, seqlen_k) for seqlen_k in (0, 33, 500, 4096, 50000)]
+        chosen[heads, batch] = [x.num_splits for x in splits]
+        assert splits[0].num_splits == 1
+        assert len({x.workspace_floats for x in splits if x.num_splits > 1}) <= 1
+        for x in splits:
+            least = plan.traits.tile.tile_q * (512 + 2) * x.num_splits
+            assert x.num_splits == 1 or x.workspace_floats >= batch * least
+    # By the cost model, of which the amd-model suite has the times.
+    assert [chosen[heads, 32][3] for heads in (16, 32, 64, 128)] == {
+        "gfx942": [5, 5, 7, 4],
+        "gfx950": [5, 6, 8, 4],
+    }[arch]
+    assert chosen[16, 200] == [1] * 5
+
+
+@pytest.mark.sample("arch", ARCHS, 1)
+def test_keys_are_read_once(arch):
+    """Whatever a workgroup has of rows: longer sequences read their rows, and nothing else."""
+    for heads in (16, 64):
+        loaded = []
+        for keys in (512, 1024):
+            q = torch.zeros(1, 1, heads, 576, dtype=torch.bfloat16)
+            latent = torch.zeros(1, keys, 1, 576, dtype=torch.bfloat16)
+            with emulate(arch, profile=True) as emulated:
+                fmha_fwd(q, latent, latent[..., :512], num_splits=1)
+                (profile,) = emulated.profiles()
+            loaded.append(profile.work.global_bytes)
+        assert loaded[1] - loaded[0] == 512 * 576 * 2
 
 
 @pytest.mark.parametrize("heads", [16, 40])

@@ -24,6 +24,7 @@ from ..rules import reasons_of
 from .backward_launch import BackwardLaunch, backward_launch, load_kernels
 from .backward_traits import BackwardTraits, backward_spec
 from .estimate import CompiledEstimate
+from .latent import LatentSplits
 from .launch import ForwardLaunch, NumberModifiers
 from .modifiers import modifier_constants
 from .rules import RULES
@@ -131,9 +132,13 @@ class ForwardPlan(CompiledPlan):
         code_object = self.compiled()
         row = row_of_built(traits, code_object.image)
         self._bound = BoundKernel(problem, target, self.block, row, code_object)
-        self._splits = SplitChoice(
-            *(problem, target, row, traits.slices, traits.made_columns),
-            streams=traits.decode_blocks is not None,
+        self._splits = (
+            LatentSplits(problem, target, row, traits.tile)
+            if traits.row_blocks
+            else SplitChoice(
+                *(problem, target, row, traits.slices, traits.made_columns),
+                streams=traits.decode_blocks is not None,
+            )
         )
         constants, slices = modifier_constants(problem), self._slices
         self._modifiers = cache(lambda column: NumberModifiers.of(constants, (slices, column)))

@@ -6,9 +6,17 @@ columns of the output in one workgroup.
 
 from __future__ import annotations
 
+from math import ceil
+
+from ...amd.chips import Arch
+from ...amd.manifest import KernelRow
+from ...planning.target import AmdTarget
 from ...problem.dtypes import DTYPE_BYTES
 from ...problem.problem import Problem
 from ...problem.score_features import AskedModifiers
+from ..estimate import Machine
+from ..ready.key_split import ONE_SPLIT, Splits
+from .split_choice import SplitChoice
 from .tile_table import Tile
 
 _BLOCK_ROWS = 16
@@ -17,6 +25,14 @@ _COLUMNS = 256  # a multiple of which a workgroup makes
 _SERVED_COLUMNS = (_COLUMNS, 2 * _COLUMNS)  # more than the one, up to the other
 _DTYPES = ("bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn")
 _LANES = 64
+# What a workgroup takes for a tile of keys that it need not wait for, by its blocks of rows: by the
+# cost model at the peak clock, of any data type.
+_TILE_SECONDS: dict[Arch, dict[int, float]] = {
+    "gfx942": {1: 0.98e-6, 2: 1.11e-6, 4: 1.58e-6},
+    "gfx950": {1: 0.67e-6, 2: 0.85e-6, 4: 1.01e-6},
+}
+# As many times as many workgroups as would do read different keys, since some of them wait.
+_SPARE = 1.2
 
 
 def row_blocks_of(problem: Problem, are_heads_stacked: bool) -> int | None:
@@ -66,3 +82,27 @@ def _are_values_of_keys(problem: Problem) -> bool:
         and (k[-3] == v[-3] or seqlen_k == 1)
         and (k[-2] == v[-2] or problem.heads_k == 1)
     )
+
+
+class LatentSplits(SplitChoice):
+    """The splits of such calls, which all HBM is busy with before all compute units are."""
+
+    def __init__(self, problem: Problem, target: AmdTarget, row: KernelRow, tile: Tile) -> None:
+        """Prepare for a kernel with this ``tile``."""
+        super().__init__(problem, target, row, 1, made_columns(problem.hdim_v))
+        tile_seconds = _TILE_SECONDS[target.arch][tile.tile_q // _BLOCK_ROWS]
+        tile_bytes = tile.other_rows * problem.hdim_q * DTYPE_BYTES[problem.dtype]
+        streams = _SPARE * Machine.of(target).bytes_per_second * tile_seconds / tile_bytes
+        # More of them would leave more to be combined, and gain nothing.
+        self._most_streams = ceil(streams / max(self._split.sequences, 1))
+
+    def _splits(self, seqlen_q: int, seqlen_k: int) -> Splits:
+        splits, split = super()._splits(seqlen_q, seqlen_k), self._split
+        if self._asked_for or splits.num_splits == 1:
+            return splits
+        rows = seqlen_q * self._rows_of_query
+        most = min(self._most_streams, split.slots // (split.sequences * -(-rows // split.ts_qo)))
+        if most == 1:
+            return ONE_SPLIT
+        # The workspace is that of any length: a step of decode allocates what others do.
+        return Splits(min(splits.num_splits, most), split.workspace_floats(rows, most))
