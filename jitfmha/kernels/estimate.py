@@ -16,6 +16,7 @@ from heapq import heapreplace
 from typing import NamedTuple
 
 from ..amd.chips import Arch, architecture, chip
+from ..amd.clock import Clock, clock_of
 from ..amd.manifest import KernelRow
 from ..planning.target import AmdTarget
 from ..problem.mask import Mask
@@ -45,29 +46,6 @@ def length_shares(problem: Problem) -> tuple[float, ...]:
     return (2.0, 0.0) if problem.mode == "gm1" and problem.batch > 1 else (1.0,)
 
 
-class Clock(NamedTuple):
-    """Seconds of a cycle: at least ``fastest``, else those of power, by what cycles do.
-
-    Attributes:
-        fastest: at the peak clock.
-        of_cycle: of any cycle, by power.
-        of_products: more of it where matrix units are busy throughout.
-    """
-
-    fastest: float
-    of_cycle: float
-    of_products: float
-
-
-# From ``jitfmha/emulator/rates.json``, which has the sources: through the outermost points of the
-# MI300X and of the MI355X. ``activity`` was 1.19 and 0.96 when ``cycles.csv`` was measured, which
-# belongs to them.
-_CLOCKS: dict[Arch, Clock] = {
-    "gfx942": Clock(4.762e-10, 2.839e-10, 7.779e-10),
-    "gfx950": Clock(4.167e-10, 2.806e-10, 4.231e-10),
-}
-
-
 class Machine(NamedTuple):
     """What decides about times of a GPU."""
 
@@ -75,17 +53,20 @@ class Machine(NamedTuple):
     compute_units: int
     xcds: int
     bytes_per_second: float
+    clock: Clock
 
     @classmethod
     def of(cls, target: AmdTarget) -> Machine:
-        streaming = target.chip.streaming_gb_s
-        if streaming is None:
-            streaming = chip(architecture(target.arch).unlisted_chip).streaming_gb_s
-        assert streaming is not None
+        known = target.chip
+        if known.streaming_gb_s is None or known.peak_clock_mhz is None:
+            known = chip(architecture(target.arch).unlisted_chip)
+        assert known.streaming_gb_s is not None
         # A partition has its share of the chip's memory.
         share = target.compute_units / target.chip.compute_units
         xcds = max(round(target.chip.xcds * share), 1)
-        return cls(target.arch, target.compute_units, xcds, streaming * 1e9 * share)
+        bytes_per_second = known.streaming_gb_s * 1e9 * share
+        clock = clock_of(known.name)
+        return cls(target.arch, target.compute_units, xcds, bytes_per_second, clock)
 
     def cycles_of_launch(self, sizes: Sequence[float], workgroups: int, shared: int) -> float:
         """Until the last workgroup has ended, where ``shared`` of them share a unit.
@@ -109,9 +90,8 @@ class Machine(NamedTuple):
 
     def seconds_of(self, cycles: float, products: float) -> float:
         """Of a launch of so many cycles with so many multiplications, of 16-bit numbers."""
-        clock = _CLOCKS[self.arch]
         of_matrix = products / (_UNIT_PRODUCTS[self.arch] * self.compute_units)
-        return max(cycles * clock.fastest, cycles * clock.of_cycle + of_matrix * clock.of_products)
+        return self.clock.seconds(cycles, of_matrix)
 
     def overlapped(self, compute: float, moved_bytes: float) -> float:
         """Seconds of a launch that computes so long and moves so much."""

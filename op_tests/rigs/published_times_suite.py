@@ -21,7 +21,7 @@ from jitfmha.problem.arguments import AttentionOptions, Bf16Cvt
 from jitfmha.problem.problem import BF16_CVTS
 
 from . import published_decode
-from .modelled_call import ModelledCall, NotServedError, check_kernels_of_aiter, estimate_of
+from .modelled_call import ModelledCall, check_kernels_of_aiter, estimate_of
 
 _FILE = Path(__file__).with_name("published_times.json")
 _KINDS = {"forward": None, "backward, 16-bit sums": False, "backward, 32-bit sums": True}
@@ -142,7 +142,7 @@ def run(quick: bool, progress: Progress) -> Report:
             continue
         try:
             ratio = modelled_seconds(point) / point.seconds
-        except NotServedError as error:
+        except NotImplementedError as error:
             progress(f"{point}: left out, because {error}")
             left_out += 1
             continue
