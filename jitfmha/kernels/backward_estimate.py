@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..planning.target import AmdTarget
 from ..problem.problem import Problem
 from .cycles import CyclesOf, Part, kernel_cycles
-from .estimate import MOST_TILES, Lengths, Machine, spans_of_tiles
+from .estimate import MOST_TILES, Lengths, Machine, Moved, spans_of_tiles
 from .ready.key_split import LAUNCH_GAP_SECONDS
 
 _ELEMENT_BYTES, _SUM_BYTES = 2, 4
@@ -115,4 +115,5 @@ def _seconds(
         * sum(hdims)
         * (2 * problem.heads_q * lengths[0] + 2 * problem.heads_k * lengths[1])
     )
-    return machine.overlapped(machine.seconds_of(launch, total), moved, shared)
+    compute = machine.seconds_of(launch, total)
+    return machine.overlapped(compute, Moved(moved / 2, moved / 2), shared)

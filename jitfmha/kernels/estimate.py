@@ -1,6 +1,6 @@
 """What a forward launch takes on a chip, estimated for any lengths: what families are chosen by.
 
-    seconds = max(memory, compute + what a workgroup waits for memory) + what combining splits takes
+    seconds = max(memory, compute + what waves wait for memory) + what combining splits takes
 
 Workgroups take the cycles that ``cycles.csv`` has; rounds of them, on the units of each XCD, make
 the cycles of the launch. The clock falls as matrix units are busier: power limits it, so that the
@@ -24,14 +24,15 @@ from ..problem.problem import Problem, element_bytes
 from .cycles import CyclesOf, KernelCycles, kernel_cycles
 
 _WAVE_ROWS = 32
+_SIMDS = 4  # of a compute unit
 # Of tiles, more than so many are not looked at one by one.
 MOST_TILES = 32
 # Different lengths that uneven sequences count as having.
 _MOST_LENGTHS = 8
 # Workgroups of an XCD that are put on its units one by one.
 _MOST_SCHEDULED = 512
-# Of what memory takes for a workgroup, how much the workgroup waits for it, by the cost model: of
-# kernels with keys that no other workgroup reads, which have one tile on its way, 0.6 to 0.97.
+# Of what memory takes for the keys of a wave, how much the wave waits for them, by the cost model:
+# of kernels that have one tile on its way, with keys that nobody else reads, 0.6 to 0.97.
 _WAITED_FOR = 0.8
 # Multiplications of a compute unit in a cycle, with inputs of 16 bits; and how many times as long
 # products of others take. Of fp8 compiled kernels make the second one with 16 bits.
@@ -79,6 +80,13 @@ def _shares(unevenness: int | None, counts: int) -> tuple[float, ...]:
     apart = min((longest - 1) / (expected - 1), 1.0)
     mean = max(counts - longest, 0.0) / (counts - 1)
     return (longest, *(mean * (1 + apart * (share - 1)) for share in others))
+
+
+class Moved(NamedTuple):
+    """Bytes that HBM moves for a launch: at its ends, and in its main loop."""
+
+    at_ends: float
+    streamed: float
 
 
 class Machine(NamedTuple):
@@ -130,13 +138,17 @@ class Machine(NamedTuple):
         of_matrix = products / (_UNIT_PRODUCTS[self.arch] * self.compute_units)
         return self.clock.seconds(cycles, of_matrix)
 
-    def overlapped(self, compute: float, moved_bytes: float, shared: int) -> float:
-        """Seconds of a launch that computes so long and moves so much.
+    def overlapped(self, compute: float, moved: Moved, waves: float) -> float:
+        """Seconds of a launch that computes so long and moves so much, with so many waves a SIMD.
 
-        A workgroup waits for what it loads, while others that share its unit compute.
+        A wave waits for what it loads, while others of its SIMD compute. Nothing hides what comes
+        before and behind that.
         """
-        memory = moved_bytes / self.bytes_per_second
-        return max(memory, compute + _WAITED_FOR * memory / shared)
+        ends, streamed = (
+            moved.at_ends / self.bytes_per_second,
+            moved.streamed / self.bytes_per_second,
+        )
+        return max(ends + streamed, compute + ends + _WAITED_FOR * streamed / waves)
 
 
 class ForwardEstimate:
@@ -155,6 +167,7 @@ class ForwardEstimate:
         self.lengths = Lengths.of(problem)
         self._sink_size = problem.modifiers.sink_size
         self._ts_qo, self._ts_kv = row.ts_qo, row.ts_kv
+        self._waves = max(row.ts_qo / (_WAVE_ROWS * _SIMDS), 1)
         self._rows_of_query = problem.gqa if row.stacks_heads else 1
         self._lines = problem.batch * problem.heads_q // self._rows_of_query * slices
         self._is_paired = "tile_pairs" in row.grid
@@ -212,8 +225,8 @@ class ForwardEstimate:
         launch = machine.cycles_of_launch(sizes, workgroups, shared)
         products *= workgroups / len(sizes) * self._products_of_key
         compute = machine.seconds_of(launch, products)
-        moved = seqlen_q * self._query_bytes + seqlen_k * self._key_bytes
-        return machine.overlapped(compute, moved, shared)
+        moved = Moved(seqlen_q * self._query_bytes, seqlen_k * self._key_bytes)
+        return machine.overlapped(compute, moved, shared * self._waves)
 
     def _cycles_of(self, rows: float) -> KernelCycles:
         """Of workgroups with so many rows on average, between what was measured of few and all."""
