@@ -159,7 +159,7 @@ def make_backward_problem(arguments: BackwardArguments) -> Problem:
     """
     forward = arguments.forward
     q, out = forward.q, forward.out
-    problem = make_problem(forward._replace(out=None))
+    problem = make_problem(forward._replace(out=None)).with_unevenness(forward.cu_seqlens)
     check_keys_of_backward(problem.is_paged)
     _check_what_is_wanted(arguments)
     out_dtype = out_dtype_of(q.dtype)

@@ -476,7 +476,8 @@ def explain(
     its fields. Raises ``TypeError`` or ``ValueError`` as :func:`fmha_fwd` does for the arguments;
     a call that nothing serves is not an error here.
     """
-    problem = make_problem(Arguments.of(q, k, v, {**options, "return_lse": return_lse}))
+    arguments = Arguments.of(q, k, v, {**options, "return_lse": return_lse})
+    problem = make_problem(arguments).with_unevenness(arguments.cu_seqlens)
     return explain_problem(problem, planned_target(q.device if device is None else device))
 
 

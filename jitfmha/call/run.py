@@ -35,6 +35,7 @@ from ..problem.problem import (
     check_sizes,
     is_v_at_k,
     make_problem,
+    unevenness_of,
 )
 from ..problem.score_features import SCORE_FEATURES, Modifiers
 from .detection import target_of
@@ -253,7 +254,7 @@ _empty_like = torch.empty_like
 
 
 def _first_of_kind(arguments: Arguments) -> PreparedCall:
-    problem = make_problem(arguments)
+    problem = make_problem(arguments).with_unevenness(arguments.cu_seqlens)
     kind = CallKind(problem, target_of(arguments.q.device), arguments.q)
     return kind.prepare(problem.sizes, arguments)
 
@@ -408,6 +409,7 @@ def _kind_and_sizes(key: Any, arguments: Arguments) -> tuple[Hashable, PlainSize
         hdim_v,
         last_stride_v == 1,
         out and out[2:],
+        unevenness_of(arguments.cu_seqlens, seqlen_q, seqlen_k),
     )
     if (
         out

@@ -170,7 +170,7 @@ def estimate_launch(
     cycles = _schedule(every, compute_units, xcds, workgroups_per_unit)
     available = SIMDS * compute_units * cycles
     matrix_busy = sum(cost.matrix for cost in every) / available
-    clock = chip.clock_at(matrix_busy)
+    clock = chip.clock.at(matrix_busy)
     memory_seconds = memory_bytes / chip.streaming
     ends_seconds = sum(cost.lines_at_ends for cost in every) * line_bytes / chip.streaming
     return Estimate(

@@ -126,7 +126,7 @@ def _rates() -> dict[str, object]:
             "{" + ", ".join(map(str, each.values())) + "}," for each in of_architectures
         ),
         "chip_rates": _rows(
-            f"{{{each.streaming:g}, {each.cycle:g}, {each.cycle_of_matrix_work:g}}},"
+            f"{{{each.streaming:g}, {each.clock.cycle:g}, {each.clock.cycle_of_matrix_work:g}}},"
             for each in map(rates.rates_of_chip, VIRTUAL_NODE.values())
         ),
     }

@@ -21,6 +21,7 @@ from textwrap import fill
 from typing import Any, Literal, NamedTuple, get_args
 
 from ..amd import chips
+from ..amd.clock import clock_of
 from ..amd.demangling import demangled
 from .estimate import SIMDS, Estimate, TimedWorkgroup, Timing, estimate_launch
 from .library import taken
@@ -277,8 +278,9 @@ class LaunchProfile:
     def assumptions(self) -> list[str]:
         """What the times rest on, a sentence or two each."""
         rates, chip = self.rates, self._chip
-        points = ", ".join(f"{hz / 1e6:.0f} MHz at {busy:.0%}" for busy, hz in chip.clock_points)
-        assumed = " of another chip, which is assumed," if chip.clock_is_assumed else ""
+        clock, name = chip.clock, self.device.removeprefix(_MARKETING)
+        points = ", ".join(f"{hz / 1e6:.0f} MHz at {busy:.0%}" for busy, hz in clock.points)
+        assumed = "" if clock.measured_on == name else " of another chip, which is assumed,"
         text = f"""
             Cycles of an instruction: VALU {rates["valu"]}, transcendental
             {rates["transcendental"]}, matrix {rates["matrix_pass"]} a pass; each wave issues at
@@ -316,7 +318,7 @@ class LaunchProfile:
 
             The clock falls as matrix units are busier: measured points{assumed} {points}; the time
             of a cycle is on the line through theirs, and attention's matrix work counts for
-            {chip.activity} of that (fitted); at most {self.peak_clock / 1e9:.1f} GHz.
+            {clock.activity} of that (fitted); at most {self.peak_clock / 1e9:.1f} GHz.
 
             A time is uncertain by {chip.scatter:.0%}: the scatter around published times of
             AITER's kernels that nothing was fitted to. The emulator's README has the table.
@@ -459,7 +461,7 @@ def _launch(facts: dict[str, Any]) -> LaunchProfile:
         arch=emulated.architecture.name,
         compute_units=emulated.compute_units,
         xcds=emulated.xcds,
-        peak_clock=rates_of_chip(emulated.name).peak_clock,
+        peak_clock=clock_of(emulated.name).peak,
         rates=dict(rates_of(emulated.architecture.name)),
         work=_work(counts),
         work_of_waves=tuple(_work(rows) for rows in waves),

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..amd import chips
+from ..amd.clock import Clock, clock_of
 
 _FILE = Path(__file__).with_name("rates.json")
 
@@ -20,42 +21,15 @@ class ChipRates:
     """What differs between chips of one architecture.
 
     Attributes:
-        peak_clock: in Hz.
-        clock_points: measured ones: the share of a launch in which matrix units are busy, and Hz.
-        activity: fitted: what the matrix work of attention counts for, beside that of the points.
-        clock_is_assumed: the points are another chip's.
+        clock: that it keeps up.
         streaming: bytes a second that come out of HBM.
-        scatter: of modelled times around published ones, as a share.
+        scatter: of modelled times around published ones, as a share; of the chip whose clock was
+            measured.
     """
 
-    peak_clock: float
-    clock_points: tuple[tuple[float, float], ...]
-    activity: float
-    clock_is_assumed: bool
+    clock: Clock
     streaming: float
     scatter: float
-
-    def clock_at(self, matrix_busy: float) -> float:
-        """The clock that a chip keeps up with its matrix units busy for this share, in Hz.
-
-        Power limits it, and energy is what work takes: a share of the time goes with all cycles,
-        another one with those of matrix units. So the time of a cycle is on the straight line
-        through those of the outermost points. At most the peak.
-        """
-        cycle = self.cycle + self.cycle_of_matrix_work * matrix_busy
-        return min(self.peak_clock, 1 / cycle) if cycle > 0 else self.peak_clock
-
-    @property
-    def cycle(self) -> float:
-        """Seconds of a cycle without matrix work, if the peak did not limit the clock."""
-        busy, clock = self.clock_points[0]
-        return 1 / clock - self.cycle_of_matrix_work * busy / self.activity
-
-    @property
-    def cycle_of_matrix_work(self) -> float:
-        """Seconds that a cycle takes longer where matrix units are busy all the time."""
-        (low, fast), (high, slow) = self.clock_points[0], self.clock_points[-1]
-        return self.activity * (1 / slow - 1 / fast) / (high - low)
 
 
 @cache
@@ -69,19 +43,9 @@ def rates_of(arch: chips.Arch) -> Mapping[str, int]:
 @cache
 def rates_of_chip(name: str) -> ChipRates:
     """The rates of a chip, such as "MI300X"; ``ValueError`` where its clock is not published."""
-    chip = chips.chip(name)
-    if chip.peak_clock_mhz is None or chip.streaming_gb_s is None:
-        raise ValueError(f"{name} has no modelled times: its peak clock is not published")
-    own = _file()["chips"][name]
-    clocks = _file()["chips"][own.get("clock_of", name)]
-    return ChipRates(
-        peak_clock=chip.peak_clock_mhz * 1e6,
-        clock_points=tuple((busy, mhz * 1e6) for busy, mhz in clocks["clock"]),
-        activity=clocks["activity"],
-        clock_is_assumed="clock_of" in own,
-        streaming=chip.streaming_gb_s * 1e9,
-        scatter=clocks["scatter"],
-    )
+    clock, streaming = clock_of(name), chips.chip(name).streaming_gb_s
+    assert streaming is not None
+    return ChipRates(clock, streaming * 1e9, _file()["chips"][clock.measured_on]["scatter"])
 
 
 @cache

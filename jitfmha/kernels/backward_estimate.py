@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..planning.target import AmdTarget
 from ..problem.problem import Problem
 from .cycles import CyclesOf, Part, kernel_cycles
-from .estimate import Machine, length_shares, spans_of_tiles
+from .estimate import MOST_TILES, Lengths, Machine, Moved, spans_of_tiles
 from .ready.key_split import LAUNCH_GAP_SECONDS
 
 _ELEMENT_BYTES, _SUM_BYTES = 2, 4
@@ -91,13 +91,16 @@ def _seconds(
         if not kernels.has_lines_of_queries:
             lines, rounds = problem.batch * problem.heads_k, gqa
     tiles = -(-own // cycles.rows)
-    spans = spans_of_tiles(mask, own, other, tiles, cycles.rows)
+    spans = spans_of_tiles(mask, own, other, tiles, cycles.rows, -(-tiles // MOST_TILES))
     counts = [rounds * (end - begin) for begin, end in spans]
-    rows = [count * share for share in length_shares(problem) for count in counts]
     workgroups = lines * tiles
     shared = min(cycles.most_shared, -(-workgroups // machine.compute_units))
-    sizes = [cycles.of_workgroup(shared, count) for count in rows]
-    launch = machine.cycles_of_launch(sizes, workgroups, shared)
+    launches = []
+    for lengths_of_pack in Lengths.of(problem):
+        rows = [count * share for share in lengths_of_pack.keys for count in counts]
+        sizes = [cycles.of_workgroup(shared, count) for count in rows]
+        launches.append(machine.cycles_of_launch(sizes, workgroups, shared))
+    launch = sum(launches) / len(launches)
     if part == "deterministic":
         tile = 32 * max(128 // hdims[0], 1)  # of queries
         at_once = min(tiles, machine.compute_units * shared // lines or 1)
@@ -105,11 +108,12 @@ def _seconds(
             _HAND_ON_TILES * tile * cycles.of_row[shared - 1] + _HAND_ON_CYCLES
         )
         launch += waits if mask.is_none else _MASKED_SHARE * waits
-    total = workgroups * sum(rows) / len(rows) * cycles.rows * products
+    total = workgroups * sum(counts) / len(counts) * cycles.rows * products
     moved = (
         problem.batch
         * _ELEMENT_BYTES
         * sum(hdims)
         * (2 * problem.heads_q * lengths[0] + 2 * problem.heads_k * lengths[1])
     )
-    return machine.overlapped(machine.seconds_of(launch, total), moved)
+    compute = machine.seconds_of(launch, total)
+    return machine.overlapped(compute, Moved(moved / 2, moved / 2), shared)

@@ -1,6 +1,6 @@
 """What a forward launch takes on a chip, estimated for any lengths: what families are chosen by.
 
-    seconds = max(compute, memory) + what combining splits takes
+    seconds = max(memory, compute + what waves wait for memory) + what combining splits takes
 
 Workgroups take the cycles that ``cycles.csv`` has; rounds of them, on the units of each XCD, make
 the cycles of the launch. The clock falls as matrix units are busier: power limits it, so that the
@@ -16,6 +16,7 @@ from heapq import heapreplace
 from typing import NamedTuple
 
 from ..amd.chips import Arch, architecture, chip
+from ..amd.clock import Clock, clock_of
 from ..amd.manifest import KernelRow
 from ..planning.target import AmdTarget
 from ..problem.mask import Mask
@@ -23,49 +24,69 @@ from ..problem.problem import Problem, element_bytes
 from .cycles import CyclesOf, KernelCycles, kernel_cycles
 
 _WAVE_ROWS = 32
-# Of tiles under a mask, more than so many are not looked at one by one.
-_MOST_TILES = 32
+_SIMDS = 4  # of a compute unit
+# Of tiles, more than so many are not looked at one by one.
+MOST_TILES = 32
+# Different lengths that uneven sequences count as having.
+_MOST_LENGTHS = 8
 # Workgroups of an XCD that are put on its units one by one.
 _MOST_SCHEDULED = 512
-# Of what compute and memory take, the shorter one is hidden but for this share: a launch begins
-# with loads that nothing hides, and ends with stores.
-_NOT_HIDDEN = 0.1
+# Of what memory takes for the keys of a wave, how much the wave waits for them, by the cost model:
+# of kernels that have one tile on its way, with keys that nobody else reads, 0.6 to 0.97.
+_WAITED_FOR = 0.8
 # Multiplications of a compute unit in a cycle, with inputs of 16 bits; and how many times as long
 # products of others take. Of fp8 compiled kernels make the second one with 16 bits.
 _UNIT_PRODUCTS: dict[Arch, int] = {"gfx942": 1024, "gfx950": 2048}
 _FP32_PRODUCTS, _FP8_PRODUCTS, _COMPILED_FP8_PRODUCTS = 8.0, 0.5, 0.75
 
 
-def length_shares(problem: Problem) -> tuple[float, ...]:
-    """The lengths of sequences over their mean, the longest first; each has as many of them.
-
-    Those of packed sequences are on the GPU, and seldom equal: half of these count as twice as long
-    as they are on average, and the others as empty.
-    """
-    return (2.0, 0.0) if problem.mode == "gm1" and problem.batch > 1 else (1.0,)
-
-
-class Clock(NamedTuple):
-    """Seconds of a cycle: at least ``fastest``, else those of power, by what cycles do.
+class Lengths(NamedTuple):
+    """How long the sequences of a call may be, on average over which estimates are made.
 
     Attributes:
-        fastest: at the peak clock.
-        of_cycle: of any cycle, by power.
-        of_products: more of it where matrix units are busy throughout.
+        queries, keys: over the mean, the longest first; as many sequences have one as another.
     """
 
-    fastest: float
-    of_cycle: float
-    of_products: float
+    queries: tuple[float, ...]
+    keys: tuple[float, ...]
+
+    @classmethod
+    def of(cls, problem: Problem) -> tuple[Lengths, ...]:
+        """Those of packed sequences are on the GPU; what calls tell is how long the longest are.
+
+        Where they do not, sequences are equally long, or else distributed exponentially, since
+        their mean is all that is known.
+        """
+        equal = cls((1.0,), (1.0,))
+        counts = min(problem.packs, _MOST_LENGTHS)
+        if counts == 1:
+            return (equal,)
+        queries, keys = problem.unevenness
+        if keys is None:
+            uneven = _shares(None, counts)
+            return equal, cls(uneven, uneven)
+        return (cls(_shares(keys if queries is None else queries, counts), _shares(keys, counts)),)
 
 
-# From ``jitfmha/emulator/rates.json``, which has the sources: through the outermost points of the
-# MI300X and of the MI355X. ``activity`` was 1.19 and 0.96 when ``cycles.csv`` was measured, which
-# belongs to them.
-_CLOCKS: dict[Arch, Clock] = {
-    "gfx942": Clock(4.762e-10, 2.839e-10, 7.779e-10),
-    "gfx950": Clock(4.167e-10, 2.806e-10, 4.231e-10),
-}
+def _shares(unevenness: int | None, counts: int) -> tuple[float, ...]:
+    """The lengths of so many sequences over their mean, the longest of which may be told.
+
+    Of exponentially distributed ones the expected lengths in order, the others drawn together where
+    the longest is not as long as expected.
+    """
+    others = [sum(1 / (n + 1) for n in range(rank, counts - 1)) for rank in range(counts - 1)]
+    expected = others[0] + 1 / counts
+    longest = expected if unevenness is None else unevenness / 2
+    apart = min((longest - 1) / (expected - 1), 1.0)
+    mean = max(counts - longest, 0.0) / (counts - 1)
+    return (longest, *(mean * (1 + apart * (share - 1)) for share in others))
+
+
+class Moved(NamedTuple):
+    """Bytes that HBM moves for a launch: at its ends, and in its main loop."""
+
+    at_ends: float
+    streamed: float
 
 
 class Machine(NamedTuple):
@@ -75,17 +96,20 @@ class Machine(NamedTuple):
     compute_units: int
     xcds: int
     bytes_per_second: float
+    clock: Clock
 
     @classmethod
     def of(cls, target: AmdTarget) -> Machine:
-        streaming = target.chip.streaming_gb_s
-        if streaming is None:
-            streaming = chip(architecture(target.arch).unlisted_chip).streaming_gb_s
-        assert streaming is not None
+        known = target.chip
+        if known.streaming_gb_s is None or known.peak_clock_mhz is None:
+            known = chip(architecture(target.arch).unlisted_chip)
+        assert known.streaming_gb_s is not None
         # A partition has its share of the chip's memory.
         share = target.compute_units / target.chip.compute_units
         xcds = max(round(target.chip.xcds * share), 1)
-        return cls(target.arch, target.compute_units, xcds, streaming * 1e9 * share)
+        bytes_per_second = known.streaming_gb_s * 1e9 * share
+        clock = clock_of(known.name)
+        return cls(target.arch, target.compute_units, xcds, bytes_per_second, clock)
 
     def cycles_of_launch(self, sizes: Sequence[float], workgroups: int, shared: int) -> float:
         """Until the last workgroup has ended, where ``shared`` of them share a unit.
@@ -94,33 +118,45 @@ class Machine(NamedTuple):
         another.
         """
         slots = self.compute_units * shared // self.xcds
-        each = -(-workgroups // (self.xcds * len(sizes)))
-        if len(sizes) == 1 or min(sizes) == max(sizes):
-            return -(-each * len(sizes) // slots) * sizes[0]
-        if each * len(sizes) > _MOST_SCHEDULED:
+        of_xcd = -(-workgroups // self.xcds)
+        if min(sizes) == max(sizes):
+            return -(-of_xcd // slots) * sizes[0]
+        if of_xcd > _MOST_SCHEDULED:
             # The longest go first, so that all units end at about the same time.
             mean = sum(sizes) / len(sizes)
             return max(max(sizes), workgroups * mean / (slots * self.xcds) + min(sizes) / 2)
+        if of_xcd < len(sizes):
+            # Some of them, the longest among these.
+            sizes = sorted(sizes, reverse=True)
         free_at = [0.0] * slots
-        for size in sizes:
-            for _ in range(each):
-                heapreplace(free_at, free_at[0] + size)
+        for number in range(of_xcd):
+            heapreplace(free_at, free_at[0] + sizes[number * len(sizes) // of_xcd])
         return max(free_at)
 
     def seconds_of(self, cycles: float, products: float) -> float:
         """Of a launch of so many cycles with so many multiplications, of 16-bit numbers."""
-        clock = _CLOCKS[self.arch]
         of_matrix = products / (_UNIT_PRODUCTS[self.arch] * self.compute_units)
-        return max(cycles * clock.fastest, cycles * clock.of_cycle + of_matrix * clock.of_products)
+        return self.clock.seconds(cycles, of_matrix)
 
-    def overlapped(self, compute: float, moved_bytes: float) -> float:
-        """Seconds of a launch that computes so long and moves so much."""
-        memory = moved_bytes / self.bytes_per_second
-        return max(compute, memory) + _NOT_HIDDEN * min(compute, memory)
+    def overlapped(self, compute: float, moved: Moved, waves: float) -> float:
+        """Seconds of a launch that computes so long and moves so much, with so many waves a SIMD.
+
+        A wave waits for what it loads, while others of its SIMD compute. Nothing hides what comes
+        before and behind that.
+        """
+        ends, streamed = (
+            moved.at_ends / self.bytes_per_second,
+            moved.streamed / self.bytes_per_second,
+        )
+        return max(ends + streamed, compute + ends + _WAITED_FOR * streamed / waves)
 
 
 class ForwardEstimate:
-    """The seconds of one kernel's launches, of calls that differ in lengths only."""
+    """The seconds of one kernel's launches, of calls that differ in lengths only.
+
+    Attributes:
+        lengths: that sequences may have.
+    """
 
     def __init__(
         self, problem: Problem, target: AmdTarget, kernels: CyclesOf, row: KernelRow, slices: int
@@ -128,9 +164,10 @@ class ForwardEstimate:
         """Prepare for a kernel that makes the output in ``slices``; ``row`` describes it."""
         self._machine = Machine.of(target)
         self._mask = problem.mask
-        self._length_shares = length_shares(problem)
+        self.lengths = Lengths.of(problem)
         self._sink_size = problem.modifiers.sink_size
         self._ts_qo, self._ts_kv = row.ts_qo, row.ts_kv
+        self._waves = max(row.ts_qo / (_WAVE_ROWS * _SIMDS), 1)
         self._rows_of_query = problem.gqa if row.stacks_heads else 1
         self._lines = problem.batch * problem.heads_q // self._rows_of_query * slices
         self._is_paired = "tile_pairs" in row.grid
@@ -166,25 +203,34 @@ class ForwardEstimate:
 
     def seconds(self, seqlen_q: int, seqlen_k: int, num_splits: int) -> float:
         """Of sequences of so many queries and keys, without what combining splits takes."""
+        counts = [self.seconds_of(each, seqlen_q, seqlen_k, num_splits) for each in self.lengths]
+        return sum(counts) / len(counts)
+
+    def seconds_of(self, lengths: Lengths, seqlen_q: int, seqlen_k: int, num_splits: int) -> float:
+        """The same of sequences with such lengths, so many of which they are on average."""
         machine = self._machine
-        rows = seqlen_q * self._rows_of_query
-        tiles = -(-rows // self._ts_qo)
-        workgroups = self._lines * tiles * num_splits
-        if workgroups == 0 or seqlen_k == 0:
+        if self._lines * seqlen_q * seqlen_k == 0:
             return 0.0
-        keys = [count / num_splits for count in self._keys_of_tiles(seqlen_q, seqlen_k, tiles)]
-        keys = [count * share for share in self._length_shares for count in keys]
-        mean = sum(keys) / len(keys)
-        shared = min(self.most_shared, -(-workgroups // machine.compute_units))
-        cycles = self._cycles_of(rows / tiles)
-        launch = machine.cycles_of_launch(
-            [cycles.of_workgroup(shared, count) for count in keys], workgroups, shared
-        )
-        rows_in_waves = -(-cycles.rows // _WAVE_ROWS) * _WAVE_ROWS
-        products = workgroups * mean * rows_in_waves * self._products_of_key
+        # Each sequence has a query at least.
+        queries = [round(1 + share * (seqlen_q - 1)) for share in lengths.queries]
+        tiles = [-(-count * self._rows_of_query // self._ts_qo) for count in queries]
+        # Those of shorter sequences that have no rows are launched, too.
+        launched = self._lines * max(tiles) * num_splits
+        shared = min(self.most_shared, -(-launched // machine.compute_units))
+        step = -(-sum(tiles) // MOST_TILES)
+        sizes, products = [], 0.0
+        for share, count, tiles_of_it in zip(lengths.keys, queries, tiles, strict=True):
+            cycles = self._cycles_of(count * self._rows_of_query / tiles_of_it)
+            rows_in_waves = -(-cycles.rows // _WAVE_ROWS) * _WAVE_ROWS
+            for keys in self._keys_of_tiles(count, round(share * seqlen_k), tiles_of_it, step):
+                sizes.append(cycles.of_workgroup(shared, keys / num_splits))
+                products += keys / num_splits * rows_in_waves
+        workgroups = -(-self._lines * sum(tiles) * num_splits // len(tiles))
+        launch = machine.cycles_of_launch(sizes, workgroups, shared)
+        products *= workgroups / len(sizes) * self._products_of_key
         compute = machine.seconds_of(launch, products)
-        moved = seqlen_q * self._query_bytes + seqlen_k * self._key_bytes
-        return machine.overlapped(compute, moved)
+        moved = Moved(seqlen_q * self._query_bytes, seqlen_k * self._key_bytes)
+        return machine.overlapped(compute, moved, shared * self._waves)
 
     def _cycles_of(self, rows: float) -> KernelCycles:
         """Of workgroups with so many rows on average, between what was measured of few and all."""
@@ -204,25 +250,24 @@ class ForwardEstimate:
             between(few.once, every.once),
         )
 
-    def _keys_of_tiles(self, seqlen_q: int, seqlen_k: int, tiles: int) -> list[int]:
+    def _keys_of_tiles(self, seqlen_q: int, seqlen_k: int, tiles: int, step: int) -> list[int]:
         """The keys that workgroups go through, by their tiles."""
         queries = self._ts_qo / self._rows_of_query
-        spans = spans_of_tiles(self._mask, seqlen_q, seqlen_k, tiles, queries)
+        spans = spans_of_tiles(self._mask, seqlen_q, seqlen_k, tiles, queries, step)
         counts = (end - begin + min(self._sink_size, begin) for begin, end in spans)
         return [-(-count // self._ts_kv) * self._ts_kv for count in counts]
 
 
 def spans_of_tiles(
-    mask: Mask, seqlen: int, other_seqlen: int, tiles: int, rows: float
+    mask: Mask, seqlen: int, other_seqlen: int, tiles: int, rows: float, step: int
 ) -> list[tuple[int, int]]:
     """What tiles of ``rows`` see of the other side: the first of its rows, and behind the last.
 
-    Of many tiles those of some, the last one first. Without a mask one stands for all.
+    Those of every ``step``-th tile, the last one first.
     """
     if mask.is_none:
-        return [(0, other_seqlen)]
+        return [(0, other_seqlen)] * -(-tiles // step)
     spans = []
-    step = -(-tiles // _MOST_TILES)
     for tile in range(tiles - 1, -1, -step):
         first, last = int(tile * rows), min(int((tile + 1) * rows), seqlen) - 1
         begin, end = _visible(mask, first, last, seqlen, other_seqlen)

@@ -91,6 +91,9 @@ class Strides(NamedTuple):
     head: int
 
 
+Unevenness = tuple[int | None, int | None]
+
+
 class Problem(NamedTuple):
     """One attention call, without the addresses of its tensors.
 
@@ -101,7 +104,8 @@ class Problem(NamedTuple):
     With ``has_p_descale`` probabilities are int8. ``modifiers`` are what score features keep: of a
     bias its dtype, of other tensors whether they are there, of numbers the value. ``gradients``
     are there for a backward pass, and None for forward. ``atomic_fp32`` says in what kernels add dq
-    up that do so with atomics: float32 or q's dtype; None leaves the choice.
+    up that do so with atomics: float32 or q's dtype; None leaves the choice. ``unevenness`` is what
+    :func:`unevenness_of` tells of the lengths in gm1, by which forward kernels are chosen.
     """
 
     mode: Mode
@@ -132,6 +136,7 @@ class Problem(NamedTuple):
     gradients: GradientStrides | None = None
     is_deterministic: bool = False
     atomic_fp32: bool | None = None
+    unevenness: Unevenness = (None, None)
 
     @property
     def seqlen_q(self) -> int:
@@ -237,6 +242,10 @@ class Problem(NamedTuple):
         """Return the problem with other lengths and strides."""
         return self._replace(sizes=Sizes._make(sizes))
 
+    def with_unevenness(self, cu_seqlens: CuSeqlens | None) -> Problem:
+        """Return the problem with what they tell of its lengths."""
+        return self._replace(unevenness=unevenness_of(cu_seqlens, *self.sizes[:2]))
+
     def row_stride(self, gradient: str) -> int:
         """Elements between rows of dout, dq, dk or dv; 0 of one row, whose stride is anything."""
         seqlen = self.seqlen_k if gradient in ("dk", "dv") else self.seqlen_q
@@ -249,6 +258,24 @@ class Problem(NamedTuple):
             seq=seq if seqlen > 1 else hdim,
             head=head if heads > 1 else hdim,
         )
+
+
+def unevenness_of(cu_seqlens: CuSeqlens | None, seqlen_q: int, seqlen_k: int) -> Unevenness:
+    """How many times the mean length the longest one is, of queries and keys, in halves.
+
+    Rounded down, and at most eight times. None where ``max_seqlen`` does not tell.
+    """
+    if cu_seqlens is None:
+        return None, None
+    twice = 2 * (cu_seqlens.q.numel() - 1)
+    longest_q, longest_k = cu_seqlens.max_seqlen_q, cu_seqlens.max_seqlen_k
+    return (
+        None if longest_q is None else min(twice * longest_q // (seqlen_q or 1), _MOST_UNEVEN),
+        None if longest_k is None else min(twice * longest_k // (seqlen_k or 1), _MOST_UNEVEN),
+    )
+
+
+_MOST_UNEVEN = 16
 
 
 def make_problem(arguments: Arguments) -> Problem:

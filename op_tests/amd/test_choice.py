@@ -14,12 +14,14 @@ from untyped import explain, explain_bwd, fmha_fwd
 
 from jitfmha import emulate
 from jitfmha.amd.chips import Arch
+from jitfmha.amd.clock import clock_of
 from jitfmha.call import run
 from jitfmha.flash_attn import flash_attn_with_kvcache
 from jitfmha.jit.errors import CompilerNotFound
 from jitfmha.jit.resources import hsa_dir
 from jitfmha.jit.toolchain import device_hip
 from jitfmha.kernels.cycles import kernel_cycles
+from jitfmha.kernels.estimate import Lengths, Machine, Moved
 from jitfmha.planning.plan import Plan
 from jitfmha.planning.target import Target
 from jitfmha.problem.arguments import Arguments
@@ -216,3 +218,51 @@ def test_without_a_compiler_a_kernel_that_is_there_is_taken(monkeypatch, tmp_pat
     (reason,) = explanation.rejected["compiled"]
     assert "there is no compiler" in reason
     assert family(1, (2, 2), (8, 8), 96, device="MI300X") == "compiled"
+
+
+def packed(lengths: list[int], longest: int | None) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """A pack with one query a sequence, whose longest keys are told."""
+    q = torch.empty(len(lengths), 16, 128, dtype=torch.bfloat16, device="meta")
+    k = torch.empty(sum(lengths), 2, 128, dtype=torch.bfloat16, device="meta")
+    sums = {"cu_seqlens_q": prefix_sums([1] * len(lengths)), "cu_seqlens_k": prefix_sums(lengths)}
+    options: dict[str, Any] = {name: each.to("meta") for name, each in sums.items()}
+    return (q, k, k), options | {"max_seqlen_q": 1, "max_seqlen_k": longest}
+
+
+def estimates(lengths: list[int], longest: int | None) -> dict[str, float]:
+    tensors, options = packed(lengths, longest)
+    told = explain(*tensors, device="MI300X", **options).to_dict()["estimates"]
+    return {each["family"]: each["microseconds"] for each in told}
+
+
+def test_estimates_know_how_long_the_longest_sequence_is_told_to_be():
+    lengths = [1600] + [64] * 7
+    even, uneven, unknown = (estimates(lengths, n) for n in (256, 1600, None))
+    for name, each in unknown.items():
+        assert even[name] < each < uneven[name]
+    assert uneven["ready"] > 3 * even["ready"]
+
+
+@pytest.mark.parametrize("batch", [2, 3, 8, 64])
+def test_the_lengths_that_are_assumed(batch):
+    tensors, options = packed([64] * batch, 64)
+    problem = make_problem(Arguments.of(*tensors, options))
+    equal, exponential = Lengths.of(problem)
+    assert equal == ((1.0,), (1.0,))
+    for twice in range(2, 2 * min(batch, 8) + 1):
+        (told,) = Lengths.of(problem._replace(unevenness=(2, twice)))
+        assert told.queries == pytest.approx([1.0] * min(batch, 8))
+        assert told.keys[0] == twice / 2
+        for shares in (told.keys, exponential.keys):
+            assert sum(shares) == pytest.approx(len(shares))
+            assert list(shares) == sorted(shares, reverse=True)
+            assert min(shares) >= 0
+
+
+def test_memory_bounds_a_launch_and_is_waited_for_by_few_waves():
+    machine = Machine("gfx942", 304, 8, 1e12, clock_of("MI300X"))
+    moved = Moved(at_ends=1e6, streamed=1e7)  # in 1 and 10 us
+    assert machine.overlapped(0.0, moved, 4) == pytest.approx(11e-6)
+    alone, *others = (machine.overlapped(2e-5, moved, waves) for waves in (1, 2, 4))
+    assert 2.6e-5 < alone < 3.1e-5
+    assert alone > others[0] > others[1] > 2.1e-5

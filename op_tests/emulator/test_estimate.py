@@ -12,20 +12,19 @@ import pytest
 
 import jitfmha
 from jitfmha.amd import chips
+from jitfmha.amd.clock import Clock
 from jitfmha.emulator import DEVICES, Emulator
 from jitfmha.emulator.estimate import Estimate, TimedWorkgroup, Timing, estimate_launch
 from jitfmha.emulator.profile import LaunchProfile, profile_launch
 from jitfmha.emulator.rates import ChipRates, rates_of_chip
 from jitfmha.jit.toolchain.device_compiler import compile_hip
 
-_RATES = Path(jitfmha.__file__).parent / "emulator" / "rates.json"
+_PACKAGE = Path(jitfmha.__file__).parent
+_SOURCED = (_PACKAGE / "emulator" / "rates.json", _PACKAGE / "amd" / "clocks.json")
 _UNITS, _XCDS, _CLOCK = 304, 8, 2.1e9
 # A cycle takes 0.34 ns, and 0.31 more where matrix units work all the time.
 _CHIP = ChipRates(
-    peak_clock=_CLOCK,
-    clock_points=((0.5, 2.0e9), (0.9, 1.6e9)),
-    activity=1.0,
-    clock_is_assumed=False,
+    Clock(_CLOCK, ((0.5, 2.0e9), (0.9, 1.6e9)), activity=1.0, measured_on="none"),
     streaming=4e12,
     scatter=0.07,
 )
@@ -128,21 +127,23 @@ def test_every_chip_with_a_clock_has_rates(chip):
             rates_of_chip(chip.name)
         return
     rates = rates_of_chip(chip.name)
-    assert rates.clock_at(0.0) == rates.peak_clock == chip.peak_clock_mhz * 1e6
-    assert rates.clock_at(1.0) < rates.clock_at(0.7) < rates.peak_clock
+    clock = rates.clock
+    assert clock.at(0.0) == pytest.approx(clock.peak) == chip.peak_clock_mhz * 1e6
+    assert clock.at(1.0) < clock.at(0.7) < clock.peak
     assert 0 < rates.scatter < 0.2
     # A busier chip gets more matrix work done.
-    work = [busy / 20 * rates.clock_at(busy / 20) for busy in range(21)]
+    work = [busy / 20 * clock.at(busy / 20) for busy in range(21)]
     assert work == sorted(set(work))
-    more = replace(rates, activity=2 * rates.activity)
-    assert more.clock_at(0.4) == pytest.approx(rates.clock_at(0.8))
+    more = replace(clock, activity=2 * clock.activity)
+    assert more.at(0.4) == pytest.approx(clock.at(0.8))
     assert rates.streaming == chip.streaming_gb_s * 1e9
 
 
-def test_each_rate_has_a_source():
-    file = json.loads(_RATES.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("file", _SOURCED, ids=lambda path: path.name)
+def test_each_rate_has_a_source(file):
+    file = json.loads(file.read_text(encoding="utf-8"))
     sourced = {name for names in file["sources"] for name in names.split(", ")}
-    kinds = ("architectures", "chips")
+    kinds = file.keys() - {"sources"}
     assert sourced == {name for kind in kinds for each in file[kind].values() for name in each}
 
 

@@ -16,7 +16,6 @@ from jitfmha.problem.arguments import AttentionOptions, Bf16Cvt
 from .modelled_call import (
     Kernels,
     ModelledCall,
-    NotServedError,
     check_kernels_of_aiter,
     estimate_of,
 )
@@ -111,7 +110,7 @@ def _first_of(calls: Iterator[T], quick: bool) -> Iterator[T]:
 def _add_forward_row(report: Report, call: ModelledCall, bar: float, progress: Progress) -> None:
     try:
         of_aiter = _forward(call, "named", progress)
-    except NotServedError as error:
+    except NotImplementedError as error:
         progress(f"{call}: left out, because {error}")
         return
     ratio = _forward(call, "own", progress) / of_aiter
@@ -124,7 +123,7 @@ def _add_backward_row(report: Report, call: ModelledCall, progress: Progress) ->
     for atomic_fp32 in (False, True):
         try:
             of_aiter.append(_backward(call, "named", progress, atomic_fp32=atomic_fp32))
-        except NotServedError as error:
+        except NotImplementedError as error:
             progress(f"backward, {call}, atomic_fp32={atomic_fp32}: left out, because {error}")
     if of_aiter:
         ratio = _backward(call, "own", progress) / min(of_aiter)

@@ -13,9 +13,11 @@ import csv
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 from unittest.mock import patch
 
 import torch
@@ -144,7 +146,26 @@ def _one(split: KeySplit, seqlen_q: int, key_tiles: int) -> int:
     return 1
 
 
-def _rows(arch: chips.Arch) -> Iterator[tuple[object, ...]]:
+def _rows() -> Iterator[tuple[object, ...]]:
+    """Of all kernels, each measured in a process of its own, as many at once as there are cores."""
+    jobs = [(arch, kind) for arch in get_args(chips.Arch) for kind in _kinds()]
+    seen = set()
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for found in pool.map(_measured, *zip(*jobs, strict=True)):
+            if found is None or found.kernel in seen:
+                continue
+            seen.add(found.kernel)
+            print(*found.row, sep=",", file=sys.stderr)
+            yield found.row
+
+
+class _Measured(NamedTuple):
+    kernel: tuple[object, ...]
+    row: tuple[object, ...]
+
+
+def _measured(arch: chips.Arch, kind: _Kind) -> _Measured | None:
+    """None where no kernel of the family is of this kind."""
     chip = chips.chip(VIRTUAL_NODE[arch])
     units = chip.compute_units
     tiles: dict[str, int] = {}
@@ -152,30 +173,23 @@ def _rows(arch: chips.Arch) -> Iterator[tuple[object, ...]]:
         tiles |= {row.symbol: row.ts_qo for row in tree.forward.rows}
         tiles |= {row.symbol: row.keys for row in tree.ready_backward.rows}
         tiles |= {row.symbol: row.ts for row in tree.aiter_backward.rows}
-    seen = set()
-    for kind in _kinds():
-        # Of backward kernels those with few keys are for launches that leave units idle.
-        spare = int(kind.rows == 128)
-        found = _profiles(arch, kind, units - spare, _LENGTHS[0])
-        if not found or tiles.get(found[0].kernel, kind.rows) != kind.rows:
-            continue
-        first = found[0]
-        name = first.kernel, kind.kernels == "compiled" and kind.rows
-        if name in seen:
-            continue
-        seen.add(name)
-        slices = max(round(first.launched_workgroups / units), 1)
-        of_row: list[str] = []
-        once: list[str] = []
-        for shared in range(1, first.occupancy.workgroups + 1):
-            heads = shared * units // slices - spare
-            cycles = [_cycles_of(_profiles(arch, kind, heads, length)) for length in _LENGTHS]
-            slope = (cycles[1] - cycles[0]) / (_LENGTHS[1] - _LENGTHS[0])
-            of_row.append(f"{slope:.2f}")
-            once.append(f"{cycles[0] - slope * _LENGTHS[0]:.0f}")
-        row = (arch, *kind.row, " ".join(of_row), " ".join(once))
-        print(*row, sep=",", file=sys.stderr)
-        yield row
+    # Of backward kernels those with few keys are for launches that leave units idle.
+    spare = int(kind.rows == 128)
+    found = _profiles(arch, kind, units - spare, _LENGTHS[0])
+    if not found or tiles.get(found[0].kernel, kind.rows) != kind.rows:
+        return None
+    first = found[0]
+    slices = max(round(first.launched_workgroups / units), 1)
+    of_row: list[str] = []
+    once: list[str] = []
+    for shared in range(1, first.occupancy.workgroups + 1):
+        heads = shared * units // slices - spare
+        cycles = [_cycles_of(_profiles(arch, kind, heads, length)) for length in _LENGTHS]
+        slope = (cycles[1] - cycles[0]) / (_LENGTHS[1] - _LENGTHS[0])
+        of_row.append(f"{slope:.2f}")
+        once.append(f"{cycles[0] - slope * _LENGTHS[0]:.0f}")
+    kernel = arch, first.kernel, kind.kernels == "compiled" and kind.rows
+    return _Measured(kernel, (arch, *kind.row, " ".join(of_row), " ".join(once)))
 
 
 def _cycles_of(profiles: tuple[LaunchProfile, ...]) -> int:
@@ -193,7 +207,7 @@ def main(path: Path) -> None:
     if not os.environ.get(HSA_DIR):
         with path.open(newline="", encoding="utf-8") as file:
             kept = [row for row in csv.reader(file) if row[1] == "aiter"]
-    rows = [*(row for arch in ("gfx942", "gfx950") for row in _rows(arch)), *kept]
+    rows = [*_rows(), *kept]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)

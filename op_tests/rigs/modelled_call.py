@@ -34,7 +34,7 @@ _AITER = "aiter"  # in the names of its kernels
 _ALIGNMENT = 512
 
 
-class NotServedError(RuntimeError):
+class NotServedError(NotImplementedError):
     """Another kernel than the published one ran."""
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...planning.target import AmdTarget
 from ...problem.problem import Problem
-from ..estimate import ForwardEstimate, length_shares
+from ..estimate import ForwardEstimate
 from .split_choice import SplitChoice
 from .traits import ForwardTraits, blocks_of, forward_tile, stacks_heads
 
@@ -31,11 +31,14 @@ class CompiledEstimate:
         stacks = stacks_heads(problem, self._tile)
         estimate, splits = self._estimates(stacks, *blocks_of(problem, stacks))
         seqlen_q, seqlen_k = -(-seqlen_q // self._packs), -(-seqlen_k // self._packs)
-        # As many as pay for the longest sequence, which calls mostly tell.
-        longest = int(length_shares(self._problem)[0] * seqlen_k)
-        num_splits, _ = splits.splits(seqlen_q, longest)
-        seconds = estimate.seconds(seqlen_q, seqlen_k, num_splits)
-        return seconds + splits.combine_seconds(seqlen_q, num_splits)
+        seconds = 0.0
+        for lengths in estimate.lengths:
+            # As many as pay for the longest sequences.
+            longest_q = round(lengths.queries[0] * seqlen_q)
+            num_splits, _ = splits.splits(longest_q, round(lengths.keys[0] * seqlen_k))
+            seconds += estimate.seconds_of(lengths, seqlen_q, seqlen_k, num_splits)
+            seconds += splits.combine_seconds(longest_q, num_splits)
+        return seconds / len(estimate.lengths)
 
     def _estimates_of(
         self, stacks: bool, row_blocks: int | None, decode_blocks: int | None
