@@ -20,7 +20,7 @@ from jitfmha.amd.chips import Arch, architecture
 from jitfmha.call.backward import BackwardArguments, make_backward_problem
 from jitfmha.call.dispatch import Proposal, plan_for, propose
 from jitfmha.kernels.compiled.family import BackwardPlan, ForwardPlan
-from jitfmha.kernels.compiled.rules import RULES
+from jitfmha.kernels.compiled.rules import RULES, SERVES
 from jitfmha.kernels.cpu import CpuPlan
 from jitfmha.kernels.ready.family import ReadyPlan
 from jitfmha.planning.target import TARGET_HERE, AmdTarget, Target, cpu_target
@@ -54,7 +54,6 @@ BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
     ("scaled_inputs_have_8_bits", {"features": ["descales"]}, ["k_descale", "bfloat16"]),
     ("scales_of_query_heads_are_of_8_bit_queries", OF_QUERY_HEADS, ["q_descale", "bfloat16"]),
     ("int8_probabilities_meet_int8_values", INT8_PRODUCT, ["p_descale", "bfloat16"]),
-    ("features_are_served", {"features": ["split_results"]}, ["mha_fwd_splitkv"]),
     *(
         ("dtype_is_one_of_the_matrix_units", {"arch": arch, "dtype": dtype}, texts)
         for arch, dtype, texts in (
@@ -113,9 +112,14 @@ def test_what_is_just_within_the_rules(arch, options):
 
 
 def test_every_rule_is_broken_here():
-    rules = {rule.name for rule in (*CALL_RULES, *RULES)} | {"features_are_served"}
+    rules = {rule.name for rule in (*CALL_RULES, *RULES)}
     assert rules == {name for name, _, _ in BROKEN} | NOT_OF_COMBINATIONS
     assert all(rule.source for rule in (*CALL_RULES, *RULES))
+
+
+def test_compiled_kernels_serve_every_feature():
+    """So that no rule says which ones."""
+    assert set(Feature) <= SERVES
 
 
 def test_strides_of_gradients():
@@ -155,7 +159,7 @@ def test_every_broken_rule_is_told():
     )
     assert [rule.name for rule in broken] == [
         *("query_heads_share_key_heads_evenly", "packed_sequences_have_bottom_right_masks"),
-        *("num_splits_is_in_range", "scaled_inputs_have_8_bits", "features_are_served"),
+        *("num_splits_is_in_range", "scaled_inputs_have_8_bits"),
         *("rows_can_be_counted", "hdims_have_a_tile"),
     ]
 
@@ -344,17 +348,16 @@ def test_agrees_with_real_calls(rng, number):
     combination, arch = drawn_combination(drawn), drawn.choice(ARCHS)
     broken = validate_config(arch, **combination.options)
     said = refusal_of_real_call(combination, arch)
-    of_call, of_features, of_kernels = (
+    of_call, of_kernels = (
         [rule.reason for rule in broken if rule.name in names]
-        for names in (CALL_RULE_NAMES, {"features_are_served"}, {rule.name for rule in RULES})
+        for names in (CALL_RULE_NAMES, {rule.name for rule in RULES})
     )
     if of_call:
         # A call raises for the first one that its checks come to.
         assert len(said) == 1, combination
         assert said[0] in of_call, combination
     else:
-        # A family is asked when it has all features.
-        assert sorted(said) == sorted(of_features or of_kernels), combination
+        assert sorted(said) == sorted(of_kernels), combination
 
 
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])

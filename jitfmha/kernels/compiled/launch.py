@@ -12,7 +12,7 @@ from ...problem.problem import check_pages
 from ..launcher import TENSORS, AmdLaunch
 from ..modifiers import address, read_tensors
 from ..ready.key_split import Splits
-from .modifiers import packed_modifiers, packed_p_descale
+from .modifiers import packed_modifiers, packed_p_descale, packed_parts
 from .split_choice import SplitChoice
 
 _WORD = (1 << 32) - 1
@@ -43,7 +43,8 @@ class ForwardLaunch(NamedTuple):
         kernel, splits, cu_seqlens = self.launch.kernel, self.launch.splits, tensors.cu_seqlens
         q, k, v, out, lse = tensors[:5]
         modifiers, dropout = tensors.modifiers, tensors.dropout
-        table = None if tensors.keys is None else tensors.keys.block_table
+        keys = tensors.keys
+        table = None if keys is None else keys.block_table
         sums: tuple[Tensor | None, ...] = (None,) * 4
         scales = tensors.descales or _NO_DESCALES
         max_seqlen_q = 0
@@ -55,7 +56,7 @@ class ForwardLaunch(NamedTuple):
             splits = self._splits_of_sequences(max_seqlen_q, cu_seqlens, table)
         num_splits, workspace_floats = splits
         workspace = None
-        if num_splits > 1:
+        if workspace_floats:
             workspace = q.new_empty(workspace_floats, dtype=torch.float32)
         addresses = TENSORS.packer.pack(
             *(address(x) for x in (q, k, v, out, lse, workspace, *sums, *scales[:3])),
@@ -64,14 +65,15 @@ class ForwardLaunch(NamedTuple):
         if table is not None and cu_seqlens is not None and kernel.launching is not None:
             check_pages(cu_seqlens, table, k)
         pages = self._packed_pages(table, k)
-        beside = *packed_p_descale(scales.p), *self.columns
+        beside = *packed_p_descale(scales.p), *self.columns, *packed_parts(keys)
         modifying = packed_modifiers(modifiers, dropout, pages, self.constants, beside)
         entry, sizes = kernel.entry, self.launch.sizes
         if kernel.launching is None:
             status = entry(kernel.call, sizes, addresses, modifying)
         else:
+            parts = () if keys is None else (keys.out_accum, keys.lse_accum)
             read = *sums, table, *scales, *read_tensors(modifiers, dropout)
-            with kernel.launching((q, k, v, out, lse, workspace, *read)):
+            with kernel.launching((q, k, v, out, lse, workspace, *parts, *read)):
                 status = entry(kernel.call, sizes, addresses, modifying)
         if status != 0:
             raise kernel.error(status)

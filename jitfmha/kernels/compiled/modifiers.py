@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...amd.kernel_arguments import MODIFIERS, WINDOW
-from ...problem.arguments import Dropout
+from ...problem.arguments import Dropout, KeyOptions
 from ...problem.mask import Mask
 from ...problem.problem import Problem
 from ...problem.score_features import Modifiers
@@ -14,7 +14,7 @@ from ..modifiers import address, packed_dropout, packed_numbers, packed_tensors,
 # A side of a window that no sequence reaches; together with a row's number below 2^31.
 _OPEN_SIDE = 1 << 30
 _LARGEST_FLOAT = 3.4028234663852886e38  # of float32
-_NOTHING_BESIDE = (0,) * 6
+_NOTHING_BESIDE = (0,) * 9
 
 
 def modifier_constants(problem: Problem) -> tuple[float, ...]:
@@ -43,8 +43,8 @@ def packed_modifiers(
 ) -> bytes:
     """``MODIFIERS`` of one call.
 
-    ``pages``, ``constants`` and ``beside``, the scale of probabilities and the columns of values
-    and output, are what it has of these, in order.
+    ``pages``, ``constants`` and ``beside``, the scale of probabilities, the columns of values and
+    output, and the results of splits, are what it has of these, in order.
     """
     bias = None if modifiers is None else modifiers.bias
     return MODIFIERS.packer.pack(
@@ -65,3 +65,11 @@ def packed_p_descale(p_descale: Tensor | None) -> tuple[int, ...]:
     strides = [0 if size == 1 else stride * p_descale.element_size() for size, stride in sizes]
     batch, head = (0, *strides)[-2:]
     return p_descale.dim() == 1, p_descale.data_ptr(), batch, head
+
+
+def packed_parts(keys: KeyOptions | None) -> tuple[int, int, int]:
+    """Where the results of splits go, where they are wanted, and how many rows one has."""
+    if keys is None or keys.out_accum is None or keys.lse_accum is None:
+        return (0,) * 3
+    out, lse = keys.out_accum, keys.lse_accum
+    return out.data_ptr(), lse.data_ptr(), lse[0].numel()

@@ -38,6 +38,7 @@ SERVES = (
         Feature.DROPOUT,
         Feature.PAGED_KEYS,
         Feature.NUM_SPLITS,
+        Feature.SPLIT_RESULTS,
     }
 )
 

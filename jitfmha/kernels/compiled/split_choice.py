@@ -19,6 +19,7 @@ class SplitChoice:
     ) -> None:
         """Prepare for a kernel whose output is made in ``slices`` of ``columns`` each."""
         self._asked_for = problem.num_splits
+        self._leaves_parts = problem.has_split_results
         self._mask = problem.mask
         self._sink_size = problem.modifiers.sink_size
         self._rows_of_query = problem.gqa if row.stacks_heads else 1
@@ -37,7 +38,7 @@ class SplitChoice:
     def _splits(self, seqlen_q: int, seqlen_k: int) -> Splits:
         """Choose for sequences of up to ``seqlen_q`` queries and about ``seqlen_k`` keys."""
         rows = seqlen_q * self._rows_of_query
-        if self._asked_for == 1:
+        if self._asked_for == 1 and not self._leaves_parts:
             return ONE_SPLIT
         if self._asked_for:
             return Splits(self._asked_for, self._split.workspace_floats(rows, self._asked_for))

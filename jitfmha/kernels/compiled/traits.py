@@ -174,6 +174,7 @@ class ForwardTraits(SharedTraits):
         has_descales: whether there are scales of 8-bit inputs.
         has_int8_probabilities: whether probabilities become int8 before they meet values.
         has_column_major_v: whether keys lie side by side in v.
+        leaves_parts: whether the results of splits are wanted beside that of all keys.
         stacks_heads: whether the query heads that share a key head are rows of the same tiles.
         row_blocks: where values are the first columns of keys: the rows of a workgroup, in blocks.
     """
@@ -182,6 +183,7 @@ class ForwardTraits(SharedTraits):
     has_descales: bool = False
     has_int8_probabilities: bool = False
     has_column_major_v: bool = False
+    leaves_parts: bool = False
     stacks_heads: bool = False
     row_blocks: int | None = None
 
@@ -201,6 +203,7 @@ class ForwardTraits(SharedTraits):
             ),
             has_int8_probabilities=problem.has_p_descale,
             has_column_major_v=problem.has_column_major_v,
+            leaves_parts=problem.has_split_results,
             stacks_heads=are_heads_stacked,
             row_blocks=row_blocks_of(problem, are_heads_stacked),
         )
@@ -241,6 +244,7 @@ class ForwardTraits(SharedTraits):
             "descales" if self.has_descales else "",
             "int8p" if self.has_int8_probabilities else "",
             "column_major_v" if self.has_column_major_v else "",
+            "parts" if self.leaves_parts else "",
         )
         of_queries = (
             "stacked" if self.stacks_heads else "",
@@ -369,6 +373,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
             "score_dtype": of_queries.scores,
             "int8_probabilities": cpp_bool(traits.has_int8_probabilities),
             "column_major_v": cpp_bool(traits.has_column_major_v),
+            "leaves_parts": cpp_bool(traits.leaves_parts),
         }
     why = traits.why_built("call")
     return device_spec(
