@@ -15,7 +15,7 @@ from ...amd.kernel_arguments import compiled_structs
 from ...amd.manifest import KernelRow
 from ...jit.elf import Elf
 from ...problem.arguments import Bf16Cvt
-from ...problem.dtypes import EIGHT_BIT_NAMES, FP8_NAMES
+from ...problem.dtypes import DTYPE_BYTES, EIGHT_BIT_NAMES, FP8_NAMES
 from ...problem.features import Feature
 from ...problem.problem import BF16_CVTS, Mode, PlainSizes, Problem, element_bytes
 from ...problem.score_features import AskedModifiers
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Access = Literal["near", "far", "paged", "wide_pages"]
 
 _HEADERS = ("dropout.h", "elements.h", "forward_tasks.h", "row_tiles.h", "scores.h")
+_HELD_ROW_BYTES = 1152  # up to which registers have room for queries, and LDS for keys
 _ROUNDINGS: dict[Bf16Cvt, str] = {
     "rtne": "nearest_even",
     "rtna": "nearest_away",
@@ -222,6 +223,11 @@ class ForwardTraits(SharedTraits):
         return self.tile.slices
 
     @property
+    def streams(self) -> bool:
+        """Whether queries and keys come from memory whenever a product takes them."""
+        return _streams(self.tile, self.dtype)
+
+    @property
     def columns(self) -> int:
         """How many columns of v a slice of the output has."""
         if self.slices == 1:
@@ -270,6 +276,10 @@ def forward_tile(arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> Tile:
     return tile
 
 
+def _streams(tile: Tile, dtype: str) -> bool:
+    return tile.hdim_q * DTYPE_BYTES[dtype] > _HELD_ROW_BYTES
+
+
 def far_stride_bytes(tile: Tile) -> int:
     """The stride from which on a tile reaches further than a buffer, and rows have addresses."""
     return _BUFFER_REACH // tile.other_rows
@@ -281,7 +291,10 @@ def access_of(problem: Problem, tile: Tile) -> Access:
     is_far = stride >= far_stride_bytes(tile)
     if problem.is_paged:
         # Biases and dropout need the scalar registers that a wave's page would take.
-        is_wide = not (is_far or problem.modifiers.bias or problem.dropout_p)
+        # And streamed rows are loaded by lanes that have rows of several pages.
+        is_wide = not (
+            is_far or problem.modifiers.bias or problem.dropout_p or _streams(tile, problem.dtype)
+        )
         return "wide_pages" if is_wide and problem.seqlen_k % _WIDE_PAGE_ROWS == 0 else "paged"
     return "far" if is_far else "near"
 
@@ -361,7 +374,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
     }
     headers: tuple[str, ...] = _HEADERS
     if not traits.row_blocks:
-        headers = *_HEADERS, "bias_tiles.h"
+        headers = *_HEADERS, "bias_tiles.h", "streamed_rows.h"
         values |= {
             "slices": traits.slices,
             "columns": traits.columns,
@@ -374,11 +387,13 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
             "int8_probabilities": cpp_bool(traits.has_int8_probabilities),
             "column_major_v": cpp_bool(traits.has_column_major_v),
             "leaves_parts": cpp_bool(traits.leaves_parts),
+            "streams": cpp_bool(traits.streams),
         }
     why = traits.why_built("call")
     return device_spec(
         *(traits.name, traits.arch, traits.template, values, headers, why),
         packs_floats=_packs_floats(traits),
+        streams=traits.streams,
     )
 
 
