@@ -85,8 +85,8 @@ struct WaveGradients {
 
   // First the scores of a tile, made of `q`, and meanwhile also(n) for n below kQSteps; then
   // modify_scores(); then dP, made of `v`, and meanwhile the probabilities: two_probabilities(i)
-  // gives those of scores i and i + 1, in place of which they are kept, and two_kept(i) what dropout
-  // leaves of them.
+  // gives those of scores i and i + 1, in place of which they are kept, and two_kept(i) what
+  // dropout leaves of them.
   template <class QRows, class VRows, class Also, class ModifyScores, class TwoProbabilities,
             class TwoKept>
   __device__ void multiply_rows(Tile& tile, const QRows& q, const VRows& v, Also also,

@@ -1,11 +1,11 @@
-// Operands on their way to matrix products: from LDS, or of rows so wide that registers and LDS have
-// no room for them from memory.
+// Operands on their way to matrix products: from LDS, or from memory where rows are so wide that
+// registers and LDS have no room for them.
 #pragma once
 
 #include "number_formats.h"
 
-// Operands of products: read(n) reads one of kEnd, and a few are read ahead of the products that take
-// them. The order is enforced: left alone, the compiler would read each when it is needed.
+// Operands of products: read(n) reads one of kEnd, and a few are read ahead of the products that
+// take them. The order is enforced: left alone, the compiler would read each when it is needed.
 template <int kEnd, int kAhead, class Read>
 struct Operands {
   Read read;

@@ -249,9 +249,9 @@ class BackwardLaunch(NamedTuple):
                 raise first.error(status)
             return
         # Who watches sees each launch with the memory that it may touch.
-        beside = (*(cu_seqlens or ())[:4], *read_tensors(modifiers, dropout), between)
+        touched = (*(cu_seqlens or ())[:4], *read_tensors(modifiers, dropout), between)
         for kernel, alone, leaves_alone in one_by_one:
-            with launching((*_but(leaves_alone, tensors, gradients), *beside)):
+            with launching((*_but(leaves_alone, tensors, gradients), *touched)):
                 status = entry(alone, modifying, packed_tensors)
             if status != 0:
                 raise kernel.error(status)
