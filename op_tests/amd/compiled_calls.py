@@ -293,7 +293,7 @@ def assert_near(
 
 
 def assert_nothing_is_spilled(
-    spec: BuildSpec, *kernels: str, most_vector_registers: int = 0
+    spec: BuildSpec, *kernels: str, most_vector_registers: int = 0, most_scalars: int = 0
 ) -> None:
     """What goes to scratch memory, or scalars to vector registers, would be in every loop's way."""
     elf = Elf(jit.read(spec))
@@ -301,7 +301,7 @@ def assert_nothing_is_spilled(
         metadata = kernel_metadata(elf, kernel)
         assert metadata is not None
         assert metadata[".private_segment_fixed_size"] == 0, kernel
-        assert metadata[".sgpr_spill_count"] == 0, kernel
+        assert metadata[".sgpr_spill_count"] <= most_scalars, kernel
         assert metadata[".vgpr_spill_count"] <= most_vector_registers, kernel
 
 

