@@ -180,5 +180,7 @@ def test_the_widest_kernel_of_a_row_takes_its_lds(tile):
     descriptor, metadata = kernel_descriptors(elf)[symbol], kernel_metadata(elf, symbol)
     assert descriptor.lds_bytes == row.lds_bytes
     assert metadata is not None
-    # A wave takes them in eights.
-    assert 0 <= descriptor.vgprs - metadata[".vgpr_count"] < 8
+    # A wave takes them in eights; one that has a SIMD to itself more than half of all.
+    least_alone = architecture(arch).simd_vgprs // 2 + 8
+    unused = descriptor.vgprs - metadata[".vgpr_count"]
+    assert 0 <= unused < 8 or (unused > 0 and descriptor.vgprs == least_alone)
