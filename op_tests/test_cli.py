@@ -157,7 +157,7 @@ def test_kernels_validate(run):
     assert served.code == 0
     assert served.out == "gfx942: no rule is broken\ngfx950: no rule is broken\n"
     argv = (
-        *("kernels", "validate", "--arch", "gfx942", "--dtype", "fp32", "--mask", "1"),
+        *("kernels", "validate", "--arch", "gfx942", "--dtype", "int8", "--mask", "1"),
         *("--mode", "gm1", "--direction", "backward", "--features", "lse", "column_major_v"),
     )
     broken = run(*argv)
@@ -165,7 +165,7 @@ def test_kernels_validate(run):
     assert max(map(len, broken.out.splitlines())) <= 100
     expected = jitfmha.validate_config(
         "gfx942",
-        dtype="fp32",
+        dtype="int8",
         mask=1,
         mode="gm1",
         direction="backward",
@@ -174,7 +174,7 @@ def test_kernels_validate(run):
     as_json = run(*argv, "--json")
     assert as_json.code == 1
     assert as_json.json == {"gfx942": [rule._asdict() for rule in expected]}
-    assert len(expected) == 3
+    assert len(expected) == 2
     for rule in expected:
         assert all(text in broken.out for text in (rule.name, *rule.source.split()))
 
@@ -236,7 +236,7 @@ def test_explain_of_a_huge_problem_allocates_nothing(run):
 
 def test_explain_fails_when_no_kernel_serves(run, monkeypatch):
     monkeypatch.setenv("JITFMHA_EMULATE", "gfx950")
-    result = run("explain", "--dtype", "fp32", "--hdim", "300", "--json")
+    result = run("explain", "--dtype", "fp8_e4m3fnuz", "--json")
     assert result.code == 1
     assert result.json["kernel"] is None
     assert set(result.json["rejected"]) == {"ready", "compiled", "cpu"}

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from closeness import assert_close
+from closeness import assert_close, is_same
 from fresh_calls import fresh_calls
 from inputs import DTYPES, SIZES, random_qkv
 from packed_calls import RAGGED, packed
 from torch import Tensor
 from untyped import explain, fmha_bwd, fmha_fwd
 
+from jitfmha import emulate
 from jitfmha.planning.target import cpu_isas_here
 from jitfmha.problem.float64_reference import Result, attention
 
@@ -85,6 +86,20 @@ def test_gradients(rng, an_isa, dtype):
         for ours, theirs, autograds in zip(actual, expected, by_autograd, strict=True):
             assert torch.equal(ours, theirs)
             assert autograds.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("hdim_v", [40, 200, 300])
+def test_gradients_on_amd(rng, dtype, hdim_v):
+    """The same bits as with contiguous rows, also of tiles in two parts and of streamed rows."""
+    q, k, v = random_qkv(rng, (35, 49, 2, 1), hdim=24, hdim_v=hdim_v, dtype=dtype)
+    with emulate("gfx942" if dtype == torch.float32 else "gfx950", check=True) as emulated:
+        out, lse = fmha_fwd(q, k, v, return_lse=True)
+        expected, actual = (
+            fmha_bwd(out.flip(1).contiguous(), q, k, x, out, lse) for x in (v, column_major(v))
+        )
+        assert emulated.findings() == ()
+    assert is_same(actual, expected)
 
 
 @DRAWN

@@ -20,7 +20,7 @@ from jitfmha.amd.chips import Arch, architecture
 from jitfmha.call.backward import BackwardArguments, make_backward_problem
 from jitfmha.call.dispatch import Proposal, plan_for, propose
 from jitfmha.kernels.compiled.family import BackwardPlan, ForwardPlan
-from jitfmha.kernels.compiled.rules import RULES
+from jitfmha.kernels.compiled.rules import RULES, SERVES
 from jitfmha.kernels.cpu import CpuPlan
 from jitfmha.kernels.ready.family import ReadyPlan
 from jitfmha.planning.target import TARGET_HERE, AmdTarget, Target, cpu_target
@@ -38,7 +38,6 @@ PAGED = {"features": ["paged_keys"], "mode": "gm1"}
 OF_QUERY_HEADS = {"features": ["query_head_descales"], "kv_dtype": "int8", "heads_k": 2}
 INT8_PRODUCT = {"features": ["int8_probabilities"], "kv_dtype": "int8"}
 MANY_ROWS = {"seqlen": 1 << 30, "hdim": 8, "mode": "gm1", "batch": 2}
-IN_COLUMNS = {"features": ["column_major_v"]}
 # What breaks one rule alone, on every architecture but where one is named, and what it says.
 BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
     ("hdims_are_in_range", {"hdim": 0, "hdim_v": 8}, ["q and k is 0", "576"]),
@@ -54,7 +53,6 @@ BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
     ("scaled_inputs_have_8_bits", {"features": ["descales"]}, ["k_descale", "bfloat16"]),
     ("scales_of_query_heads_are_of_8_bit_queries", OF_QUERY_HEADS, ["q_descale", "bfloat16"]),
     ("int8_probabilities_meet_int8_values", INT8_PRODUCT, ["p_descale", "bfloat16"]),
-    ("features_are_served", {"features": ["split_results"]}, ["mha_fwd_splitkv"]),
     *(
         ("dtype_is_one_of_the_matrix_units", {"arch": arch, "dtype": dtype}, texts)
         for arch, dtype, texts in (
@@ -66,12 +64,7 @@ BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
     ("strides_fit", {"seqlen": 1 << 20, "batch": 2, "hdim": 256, "heads": 9}, ["4 GiB", "batch"]),
     ("the_grid_has_room", {"heads": 65536, "hdim": 8, "seqlen": 8}, ["65535 heads", "65536"]),
     ("the_grid_has_room", {"batch": 65537, "hdim": 8, "seqlen": 8}, ["sequences", "65537"]),
-    ("hdims_have_a_tile", {"dtype": "fp32", "hdim": 264, "hdim_v": 8}, ["fp32", "256", "264"]),
-    ("hdims_have_a_tile", {"hdim": 257, "hdim_v": 256} | BACKWARD, ["q and k", "257"]),
-    ("hdims_have_a_tile", {"hdim": 8, "hdim_v": 512} | BACKWARD, ["that of v", "512"]),
-    ("gradients_have_tiles_of_the_dtype", {"dtype": "fp32"} | BACKWARD, ["bf16, fp16", "are fp32"]),
-    ("gradients_have_tiles_of_the_dtype", {"kv_dtype": "int8"} | BACKWARD, ["are int8"]),
-    ("gradients_are_of_values_in_rows", IN_COLUMNS | BACKWARD, ["contiguous keys"]),
+    ("gradients_have_tiles_of_the_dtype", {"kv_dtype": "int8"} | BACKWARD, ["fp32", "are int8"]),
 ]
 CALL_RULE_NAMES = {rule.name for rule in CALL_RULES}
 # That one is broken by the strides of tensors that a combination has none of.
@@ -94,9 +87,9 @@ def test_a_rule_that_is_broken_alone(name, options, texts):
     "options",
     [
         {"hdim": 576, "hdim_v": 576},
+        {"hdim": 576, "hdim_v": 576, "dtype": "fp32"},
+        {"hdim": 576, "hdim_v": 576, "dtype": "fp32", "features": ["column_major_v"]} | BACKWARD,
         {"hdim": 1, "hdim_v": 1},
-        {"dtype": "fp32", "hdim": 256, "hdim_v": 576},
-        {"hdim": 256, "hdim_v": 256, "direction": "backward"},
         {"num_splits": 128},
         {"heads": 65535, "hdim": 8, "seqlen": 8},
         {"batch": 65535, "hdim": 8, "seqlen": 8},
@@ -113,9 +106,14 @@ def test_what_is_just_within_the_rules(arch, options):
 
 
 def test_every_rule_is_broken_here():
-    rules = {rule.name for rule in (*CALL_RULES, *RULES)} | {"features_are_served"}
+    rules = {rule.name for rule in (*CALL_RULES, *RULES)}
     assert rules == {name for name, _, _ in BROKEN} | NOT_OF_COMBINATIONS
     assert all(rule.source for rule in (*CALL_RULES, *RULES))
+
+
+def test_compiled_kernels_serve_every_feature():
+    """So that no rule says which ones."""
+    assert set(Feature) <= SERVES
 
 
 def test_strides_of_gradients():
@@ -143,7 +141,6 @@ def test_every_broken_rule_is_told():
     broken = validate_config(
         "gfx942",
         dtype="fp32",
-        hdim=300,
         mask=1,
         mode="gm1",
         features=["split_results", "descales"],
@@ -155,8 +152,8 @@ def test_every_broken_rule_is_told():
     )
     assert [rule.name for rule in broken] == [
         *("query_heads_share_key_heads_evenly", "packed_sequences_have_bottom_right_masks"),
-        *("num_splits_is_in_range", "scaled_inputs_have_8_bits", "features_are_served"),
-        *("rows_can_be_counted", "hdims_have_a_tile"),
+        *("num_splits_is_in_range", "scaled_inputs_have_8_bits"),
+        "rows_can_be_counted",
     ]
 
 
@@ -344,17 +341,16 @@ def test_agrees_with_real_calls(rng, number):
     combination, arch = drawn_combination(drawn), drawn.choice(ARCHS)
     broken = validate_config(arch, **combination.options)
     said = refusal_of_real_call(combination, arch)
-    of_call, of_features, of_kernels = (
+    of_call, of_kernels = (
         [rule.reason for rule in broken if rule.name in names]
-        for names in (CALL_RULE_NAMES, {"features_are_served"}, {rule.name for rule in RULES})
+        for names in (CALL_RULE_NAMES, {rule.name for rule in RULES})
     )
     if of_call:
         # A call raises for the first one that its checks come to.
         assert len(said) == 1, combination
         assert said[0] in of_call, combination
     else:
-        # A family is asked when it has all features.
-        assert sorted(said) == sorted(of_features or of_kernels), combination
+        assert sorted(said) == sorted(of_kernels), combination
 
 
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
@@ -479,15 +475,11 @@ def test_arguments_override_a_profile():
         everything = warmup(profile="inference")
         of_gm0 = warmup(profile="inference", modes=["gm0"], hdims=[24], dtypes=["fp16"])
         backward = warmup(profile="inference", directions=["backward"], hdims=[24])
-        fp32 = warmup(profile="pytorch", dtypes=["fp32"], hdims=[24])
-        with pytest.raises(NotImplementedError, match="hdim"):
-            warmup(dtypes=["fp32"], hdims=[64, 300])
         with pytest.raises(NotImplementedError, match="block_table"):
             warmup(profile="inference", features=["paged_keys"], directions=["backward"])
     assert len(everything) > len(of_gm0) > 0
     assert all("_hd24x24_fp16_" in x.name and "_gm0_" in x.name for x in of_gm0)
     assert all(x.name.startswith("fmha_bwd_") for x in backward)
-    assert {x.name[:8] for x in fp32} == {"fmha_fwd"}, "there are no gradients of fp32"
 
 
 def test_a_profile_is_built_for_a_gpu(rng):

@@ -1,26 +1,30 @@
 """Keys that are split into parts: the result, the parts themselves, and their combination."""
 
+import random
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from closeness import check, is_same
-from inputs import DTYPES, prefix_sums, random_qkv
+from closeness import assert_close, check, is_same
+from inputs import DTYPES, Sizes, prefix_sums, random_qkv
 from packed_calls import packed
 from refusals import refused
 from torch import Tensor
 from untyped import fmha_fwd
 
 import jitfmha
+from jitfmha import emulate
 from jitfmha.call.run import run
 from jitfmha.problem.arguments import Arguments, KeyOptions
-from jitfmha.problem.float64_reference import attention
+from jitfmha.problem.float64_reference import Result, attention, unpaged
 
 flash_attn_combine: Any = jitfmha.flash_attn_combine
 mha_fwd_splitkv: Any = jitfmha.mha_fwd_splitkv
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
+ARCHS = ("gfx942", "gfx950")
 # seqlen_q, seqlen_k, heads_q, heads_k: few rows of one head and of several that are done together,
 # a tile of many, and keys up to and beyond the tiles of 128 and 132 keys and their parts.
 SIZES = [
@@ -101,7 +105,8 @@ def test_parts(rng, seqlen_q):
     torch.testing.assert_close(combined_lse.transpose(1, 2), lse, atol=1e-5, rtol=1e-5)
 
 
-def test_parts_are_scaled_as_the_result_is(rng):
+@pytest.mark.parametrize("chip", [None, "gfx950"])
+def test_parts_are_scaled_as_the_result_is(rng, chip):
     """By the scale of 8-bit values, and for what dropout leaves of the probabilities."""
     q, k, v = random_qkv(rng, seqlen_q=3, seqlen_k=700)
     state = torch.tensor([5, 0])
@@ -114,12 +119,69 @@ def test_parts_are_scaled_as_the_result_is(rng):
     for tensors, options in cases:
         out_accum, lse_accum = torch.zeros(2, 2, 2, 3, 64), torch.zeros(2, 2, 2, 3)
         arguments = Arguments.of(*tensors, {**options, "return_lse": True})
-        out, lse = run(arguments._replace(keys=KeyOptions(None, 2, out_accum, lse_accum)))
-        parts = out_accum.transpose(2, 3), lse_accum.transpose(2, 3)
-        combined, combined_lse = flash_attn_combine(*parts)
-        eps = torch.finfo(out.dtype).eps
-        torch.testing.assert_close(combined, out.float(), atol=1e-5, rtol=eps)
-        torch.testing.assert_close(combined_lse.transpose(1, 2), lse, atol=1e-5, rtol=1e-5)
+        with emulate(chip) if chip else nullcontext():
+            out, lse = run(arguments._replace(keys=KeyOptions(None, 2, out_accum, lse_accum)))
+        check_combined((out, lse), out_accum, lse_accum)
+
+
+@pytest.mark.sample("number", range(1000), 1)
+def test_parts_on_amd(rng, number):
+    """Drawn calls, also of values in slices: each part is attention to whole tiles of keys."""
+    drawn = random.Random(rng.initial_seed())
+    sizes, named = drawn_sizes(drawn)
+    q, k, v = random_qkv(rng, sizes, **named)
+    num_splits = drawn.choice((1, 2, 7))
+    with emulate(drawn.choice(ARCHS), check=True) as emulated:
+        out, lse, out_accum, lse_accum = mha_fwd_splitkv(q, k, v, num_splits)
+        assert emulated.findings() == ()
+    assert_close((out, lse), attention(q, k, v), q, k, v)
+    # Their numbers of tiles of 32 keys differ by one at most.
+    tiles, first = -(-k.shape[1] // 32), 0
+    for n in range(num_splits):
+        behind = first + 32 * (tiles // num_splits + (n < tiles % num_splits))
+        of_k, of_v = k[:, first:behind], v[:, first:behind]
+        part = out_accum[n].transpose(1, 2).to(q.dtype), lse_accum[n]
+        assert_close(part, attention(q, of_k, of_v), q, of_k, of_v)
+        first = behind
+    check_combined((out, lse), out_accum, lse_accum)
+
+
+@pytest.mark.sample("number", range(1000), 1)
+def test_parts_of_packed_sequences_on_amd(rng, number):
+    """Drawn calls, also of keys in pages: what the parts make is the result."""
+    drawn = random.Random(rng.initial_seed())
+    (*lengths, heads_q, heads_k), named = drawn_sizes(drawn)
+    lengths_q, lengths_k = [lengths[0], 0, 5], [lengths[1], 7, 40]
+    call = packed(rng, lengths_q, lengths_k, heads=(heads_q, heads_k), **named)
+    q, k, v, options = call.q, call.k, call.v, call.sequences.groups
+    mask = drawn.choice((0, 2))
+    if drawn.random() < 0.5:
+        table = torch.randint(9, (3, 13), generator=rng, dtype=torch.int32)
+        options |= {"block_table": table, "max_seqlen_k": max(lengths_k)}
+        k, v = (torch.randn(9, 16, *x.shape[1:], generator=rng).to(x.dtype) for x in (k, v))
+        call.k, call.v = (unpaged(x, table, lengths_k) for x in (k, v))
+    with emulate(drawn.choice(ARCHS), check=True) as emulated:
+        out, lse, *parts = mha_fwd_splitkv(q, k, v, drawn.choice((1, 2, 7)), mask=mask, **options)
+        assert emulated.findings() == ()
+    assert_close((out, lse), call.expected(mask=mask), *call.qkv)
+    check_combined((out[None], lse[None]), *(x[:, None] for x in parts))
+
+
+def drawn_sizes(drawn: random.Random) -> tuple[Sizes, dict[str, Any]]:
+    """The sizes and other options of ``random_qkv``."""
+    lengths, heads = (drawn.choice((1, 3, 140)), drawn.choice((0, 33, 200))), (4, 2)
+    hdims = {"hdim": drawn.choice((8, 61, 128)), "hdim_v": drawn.choice((24, 64, 101, 300))}
+    return (*lengths, *heads), hdims | {"dtype": drawn.choice(list(DTYPES.values()))}
+
+
+def check_combined(result: Result, out_accum: Tensor, lse_accum: Tensor) -> None:
+    """What parts of gm0 make together is the result, which may have been rounded to 16 bits."""
+    out, lse = result
+    parts = out_accum.transpose(2, 3), lse_accum.transpose(2, 3)
+    combined, combined_lse = flash_attn_combine(*parts)
+    eps = torch.finfo(out.dtype).eps
+    torch.testing.assert_close(combined, out.float(), atol=1e-5, rtol=eps)
+    torch.testing.assert_close(combined_lse.transpose(1, 2), lse, atol=1e-5, rtol=1e-5)
 
 
 def test_parts_of_packed_sequences(rng):

@@ -87,5 +87,22 @@ __device__ inline Words<Dtype, 4> rounded_to(float a, float b, float c, float d)
   else return {packed_results<Dtype>(a, b), packed_results<Dtype>(c, d)};
 }
 
+// Sums of floats are made of parts, a few products each: every number more in a sum costs it a
+// rounding. Forward and backward make scores alike, so that the lse fits both.
+template <class Dtype>
+struct PartialSums {
+  static constexpr bool kHasParts = Dtype::kBytes == 4;
+  static constexpr int kProducts = 4;
+  f32x16 sum;
+
+  // Behind product n of kEnd, which has been added to x: begins a new part, or leaves the sum.
+  template <int kEnd>
+  __device__ void add(f32x16& x, int n) {
+    if (!kHasParts || (n % kProducts != kProducts - 1 && n != kEnd - 1)) return;
+    sum = n < kProducts ? x : sum + x;
+    x = n == kEnd - 1 ? sum : f32x16(0);
+  }
+};
+
 template <class Element>
 using Bits = Words<Element, 1>;

@@ -107,19 +107,33 @@ struct OutputRow {
     return result;
   }
 
+  // The row of what one split of the keys makes, as floats, and its lse, which is asked for too.
+  __device__ static OutputRow of_split(const Task& task, const Row& row, float sum, long split) {
+    const CompiledArguments& late = late_arguments();
+    const Modifiers& m = late.modifiers;
+    OutputRow result = of(task, row, sum);
+    const Head head = head_of<kIsGroup>(late.attention, task.place, 0, task.sequence,
+                                        line_of(late.attention, task.place), task.queries);
+    const unsigned long of_head = static_cast<unsigned long>(row.head) * late.stacked.lse_stride;
+    const Global<float> of_row = (Global<float>)((Global<char>)head.lse + of_head) + row.query;
+    const long index = split * m.part_rows + (of_row - late.attention.lse);
+    result.to = (Global<char>)(m.out_parts + index * kHdimV + first_column(task.slice));
+    if (result.lse) result.lse = m.lse_parts + index;
+    return result;
+  }
+
   // Four values that follow each other.
+  template <class Element = OutElement>
   __device__ void store(int first, f32x4 o) const {
     o *= factor;
-    const auto values = rounded_to<OutElement>(o.x, o.y, o.z, o.w);
+    const auto values = rounded_to<Element>(o.x, o.y, o.z, o.w);
     if constexpr (kColumns % 4 == 0) {
-      if (first < kColumns)
-        *(Global<Words<OutElement, 4>>)(to + first * OutElement::kBytes) = values;
+      if (first < kColumns) *(Global<Words<Element, 4>>)(to + first * Element::kBytes) = values;
     } else {
-      typedef Bits<OutElement> Four __attribute__((ext_vector_type(4)));
+      typedef Bits<Element> Four __attribute__((ext_vector_type(4)));
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        if (first + j < kColumns)
-          ((Global<Bits<OutElement>>)to)[first + j] = bits_as<Four>(values)[j];
+        if (first + j < kColumns) ((Global<Bits<Element>>)to)[first + j] = bits_as<Four>(values)[j];
     }
   }
 

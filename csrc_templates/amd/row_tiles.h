@@ -168,6 +168,22 @@ struct TileRows {
     }
   }
 
+  // The same where the row may end, one by one and without a branch: among products that would keep
+  // the operands of all of them in registers.
+  template <class T>
+  __device__ T load_at_end(const Row& row, int first) const {
+    constexpr int kCount = sizeof(T) / Element::kBytes;
+    Bits<Element> numbers[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const auto number = piece<Bits<Element>>(row, smaller(first + i, kHdim - 1), true);
+      numbers[i] = first + i < kHdim ? number : 0;
+    }
+    T result;
+    __builtin_memcpy(&result, numbers, sizeof result);
+    return result;
+  }
+
   // Four keys; line() gives four numbers of one of them.
   struct Keys {
     Row row[4];
@@ -392,11 +408,15 @@ struct FloatValueTile : Tile<kHdim, kKeys / 4> {
     u32x4 row[4];
   };
 
+  // Of value j, a thread's four keys.
+  __device__ static u32x4 keys_of(const Registers& from, int j) {
+    return {from.row[0][j], from.row[1][j], from.row[2][j], from.row[3][j]};
+  }
+
   __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
     u32x4 columns[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      columns[j] = u32x4{from.row[0][j], from.row[1][j], from.row[2][j], from.row[3][j]};
+    for (int j = 0; j < 4; ++j) columns[j] = keys_of(from, j);
     store_columns(tile, columns, thread);
   }
 
@@ -494,6 +514,22 @@ struct ValueColumns : ValueTileOf<Dtype, kKeyCount, kThreads> {
       Base::store(tile, rows, thread);
     }
   }
+
+  // Stores columns that were loaded with their keys side by side as rows of a tile of keys, from
+  // its column kFirst on. Products take numbers as they are in memory.
+  template <class KeyRows, int kFirst>
+  __device__ static void store_rows(Lds<char> tile, const Registers& from, int thread) {
+    static_assert(Lines::kAreColumns && Element::kBytes == Dtype::kBytes);
+    const int at = (kFirst + Base::column_of(thread) * Base::kWidth) * Dtype::kBytes;
+    if (at >= KeyRows::kRowBytes) return;
+    typename Base::Registers columns;
+    __builtin_memcpy(&columns, from.line, sizeof columns);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int row = KeyRows::row_of(Base::quad_of(thread) * 4 + j);
+      *(Lds<Four>)(tile + KeyRows::place(row, at / 16) + at % 16) = Base::keys_of(columns, j);
+    }
+  }
 };
 
 // A tile of values with kHdim up to 128.
@@ -541,6 +577,12 @@ struct ValueRowTile<kKeyCount, kHdim, Element, Dtype, kAccess, kAreColumns, kThr
     Second::store(tile + First::kBytes, from.second, thread);
   }
 
+  template <class KeyRows, int kFirst>
+  __device__ static void store_rows(Lds<char> tile, const Registers& from, int thread) {
+    First::template store_rows<KeyRows, kFirst>(tile, from.first, thread);
+    Second::template store_rows<KeyRows, kFirst + kFirstHdim>(tile, from.second, thread);
+  }
+
   __device__ static int first_operand(int lane) { return First::first_operand(lane); }
 
   // Both have as wide rows, so that the operands of one lie as those of the other.
@@ -549,4 +591,37 @@ struct ValueRowTile<kKeyCount, kHdim, Element, Dtype, kAccess, kAreColumns, kThr
                ? First::operand(first, block, step)
                : Second::operand(first + First::kBytes, block - First::kBlocks, step);
   }
+};
+
+// A tile of rows that are loaded as columns, whose keys lie side by side.
+template <class KeyRows, class Columns>
+struct RowTileOfColumns : KeyRows {
+  static constexpr int kLoads = Columns::kLoads;
+  using Registers = typename Columns::Registers;
+  using Source = typename Columns::Source;
+
+  template <class From>
+  __device__ static Source source(const From& from, int thread) {
+    return Columns::source(from, thread);
+  }
+  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+    Columns::template store_rows<KeyRows, 0>(tile, from, thread);
+  }
+};
+
+// In place of a tile that a kernel does not have.
+struct NoTile {
+  static constexpr int kBytes = 0, kLoads = 0, kBlocks = 1;
+  struct Registers {};
+  struct Source {
+    __device__ void load(Registers&, int) const {}
+  };
+
+  template <class From>
+  __device__ static Source source(const From&, int) {
+    return {};
+  }
+  __device__ static void store(Lds<char>, const Registers&, int) {}
+  __device__ static int first_operand(int) { return 0; }
+  __device__ static u32x4 operand(Lds<const char>, int, int) { return u32x4(0); }
 };

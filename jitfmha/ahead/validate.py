@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from typing import NamedTuple, cast, get_args
 
 from ..amd.chips import Arch
-from ..call.dispatch import refusal_of_features
-from ..kernels import compiled
 from ..kernels.compiled.rules import RULES
 from ..problem.checks import check_ints
 from ..problem.features import Feature
@@ -116,10 +114,6 @@ def _broken_rules(combination: Combination, arch: Arch) -> tuple[BrokenRule, ...
         complaint = call_rule.complaint(combination)
         if complaint is not None:
             broken.append(BrokenRule(call_rule.name, complaint, call_rule.source))
-    refusal = refusal_of_features(compiled, problem)
-    if refusal is not None:
-        source = "SERVES in jitfmha/kernels/compiled/rules.py"
-        broken += [BrokenRule("features_are_served", x, source) for x in refusal.sentences()]
     for rule in RULES:
         reasons = rule.reasons(problem, arch)
         broken += [BrokenRule(rule.name, str(reason), rule.source) for reason in reasons]

@@ -200,6 +200,9 @@ MODIFIERS = SharedStruct(
         **dict.fromkeys(("p_descale_batch", "p_descale_head"), INT64),  # in bytes
         "slices": INT32,  # of the columns of the output, for which there are workgroups each
         "v_column": INT64,  # bytes between the columns of values whose keys lie side by side
+        # Where the result of each split goes beside that of all: contiguous, one behind the other.
+        **dict.fromkeys(("out_parts", "lse_parts"), Pointer("float")),
+        "part_rows": INT64,  # of one split: those of all heads and sequences together
     },
 )
 

@@ -15,9 +15,15 @@ from ..amd.chips import Arch, architecture, chip, chips
 from ..amd.manifest import KernelDtype
 from ..amd.runtime import PCI_CHIP_ID
 from ..jit.toolchain.hip_libraries import SYSTEM_NAMES
-from ..kernels.compiled.modifiers import modifier_constants, packed_modifiers, window_of
+from ..kernels.compiled.modifiers import (
+    modifier_constants,
+    packed_modifiers,
+    values_beside,
+    window_of,
+)
 from ..kernels.launcher import Block, LauncherKind, launcher_sources
 from ..kernels.ready.limits import FIELD_END, GRID_END, MOST_ROWS
+from ..problem.dtypes import DTYPE_BYTES
 from ..problem.mask import Mask, parse_mask
 from ..problem.problem import MAX_HDIM, Direction, Mode
 from ..version import __version__
@@ -174,7 +180,7 @@ def _backward_entry(each: BackwardKernels) -> str:
     row = each.row
     launches = ", ".join(
         f'{{"{kernel.row.symbol}", {_bool(kernel.rows == "k")}, {kernel.own_rows}, '
-        f"{kernel.row.threads}}}"
+        f"{kernel.slices}, {kernel.row.threads}}}"
         for kernel in each.kernels
     )
     return (
@@ -187,7 +193,8 @@ def _backward_entry(each: BackwardKernels) -> str:
 def _modifiers(mask: Mask) -> bytes:
     """What a plain call with that mask passes."""
     problem = Combination("bf16", "bf16", 64, 64, mask).problem()
-    return packed_modifiers(None, None, _NO_PAGES, modifier_constants(problem))
+    beside = values_beside(problem.sizes.v[-1] * DTYPE_BYTES[problem.dtype])
+    return packed_modifiers(None, None, _NO_PAGES, modifier_constants(problem), beside)
 
 
 def _code_objects(kernels: Iterable[ForwardKernel | BackwardKernels], namespace: str) -> str:

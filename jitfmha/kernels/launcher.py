@@ -99,6 +99,7 @@ BACKWARD_KERNEL = SharedStruct(
         "call": BACKWARD_CALL,
         "heads": INT64,  # query heads, or key heads
         "rows": INT64,  # of a workgroup
+        "slices": INT64,  # of a gradient's columns, for which there are workgroups each
         "has_rows_of_keys": BOOL,
     },
 )

@@ -36,7 +36,7 @@ def mha_fwd_splitkv(
     """Attention with the results of ``num_splits`` parts of the keys beside those of all keys.
 
     Args:
-        q, k, v: as for :func:`jitfmha.fmha_fwd`, on the CPU.
+        q, k, v: as for :func:`jitfmha.fmha_fwd`.
         num_splits: into how many parts the keys of a sequence are split, 1 to 128. A part is a
             whole number of key tiles, so that the last parts of short sequences are empty.
         softmax_scale, mask, window_size, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,

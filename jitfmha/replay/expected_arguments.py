@@ -294,7 +294,7 @@ def _sizes(facts: _Facts) -> Numbers:
         if problem.heads_q > 1:
             step = each.strides[-2] * element_bytes(each)
             numbers[f"{name}_stride"] = step, f"bytes between {name}'s heads"
-    if problem.hdim_v > 1 and problem.gradients is None:
+    if problem.hdim_v > 1:
         v = facts.tensor("v")
         numbers["v_column"] = v.strides[-1] * element_bytes(v), "bytes between columns of v"
     return numbers

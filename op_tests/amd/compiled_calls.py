@@ -114,8 +114,7 @@ def draw_of_other_dtypes(drawn: random.Random, features: tuple[str, ...]) -> Com
     call = draw(drawn, features)
     dtype, kv_dtype = drawn.choice((*OTHER_DTYPES, (call.dtype, call.dtype)))
     has_8_bits = kv_dtype in ("fp8", "int8")
-    hdims_q = HDIMS if dtype == "fp32" else (*HDIMS, *WIDE_HDIMS)
-    hdims = drawn.choice(hdims_q), drawn.choice((*HDIMS, *WIDE_HDIMS))
+    hdims = drawn.choice((*HDIMS, *WIDE_HDIMS)), drawn.choice((*HDIMS, *WIDE_HDIMS))
     if dtype == "fp8" and hdims == (128, 128):
         hdims = 128, 120  # ready kernels serve the others, and round probabilities to fp8
     return replace(
@@ -126,6 +125,20 @@ def draw_of_other_dtypes(drawn: random.Random, features: tuple[str, ...]) -> Com
         bf16_cvt="rtne",
         scales=drawn.choice(("", *SCALES)) if has_8_bits else "",
         is_v_column_major=(not has_8_bits and dtype != "fp32") or drawn.random() < 0.4,
+    )
+
+
+def draw_of_other_gradients(drawn: random.Random, features: tuple[str, ...]) -> CompiledCall:
+    """Calls with gradients in fp32, of wide heads or of values in columns."""
+    call = draw(drawn, features)
+    dtype = drawn.choice(("fp32", call.dtype))
+    hdims = call.hdims if drawn.random() < 0.3 else drawn.choices((*HDIMS, *WIDE_HDIMS), k=2)
+    return replace(
+        call,
+        dtype=dtype,
+        hdims=tuple(hdims),
+        bf16_cvt=call.bf16_cvt if dtype == "bf16" else "rtne",
+        is_v_column_major=drawn.random() < 0.5,
     )
 
 
@@ -280,7 +293,7 @@ def assert_near(
 
 
 def assert_nothing_is_spilled(
-    spec: BuildSpec, *kernels: str, most_vector_registers: int = 0
+    spec: BuildSpec, *kernels: str, most_vector_registers: int = 0, most_scalars: int = 0
 ) -> None:
     """What goes to scratch memory, or scalars to vector registers, would be in every loop's way."""
     elf = Elf(jit.read(spec))
@@ -288,7 +301,7 @@ def assert_nothing_is_spilled(
         metadata = kernel_metadata(elf, kernel)
         assert metadata is not None
         assert metadata[".private_segment_fixed_size"] == 0, kernel
-        assert metadata[".sgpr_spill_count"] == 0, kernel
+        assert metadata[".sgpr_spill_count"] <= most_scalars, kernel
         assert metadata[".vgpr_spill_count"] <= most_vector_registers, kernel
 
 

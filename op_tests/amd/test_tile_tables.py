@@ -77,7 +77,7 @@ BAD_WHOLES = [
     (r"^int8,INT8.*\n", "", ["dtype 'int8' is missing"]),
     (r"^forward,fp8_e4m3fnuz(.*\n)*?(?=forward,fp32)", "", ["'fp8_e4m3fnuz' has no tile"]),
     (r"^forward,bf16 fp16 int8,64,128,", "forward,bf16 fp16 int8,576,128,", ["is served by line"]),
-    (r"^dv,bf16 fp16,256,256.*\n", "", ["kernel 'dv'", "hdim_q 256 with hdim_v 256"]),
+    (r"^dv,bf16 fp16,576,576.*\n", "", ["kernel 'dv'", "bf16 with hdims 576"]),
     (r"^backward(.*\n)*", "", ["no row of backward with features 'any'"]),
     (r"^direction(.*\n)*", "", ["no rows of waves of a SIMD"]),
 ]
@@ -91,8 +91,12 @@ BROKEN_RULES = {
     "threads_load_whole_rows": ("1,128,32,4,12288", "1,64,32,2,12288", ["waves 2", "128 threads"]),
     "hdims_are_whole_products": ("^dq,bf16 fp16,64,", "dq,bf16 fp16,72,", ["hdim_q 72", "32"]),
     "slices_are_narrow": ("int8,64,512,2,", "int8,64,512,1,", ["slices 1", "hdim_v 512", "256"]),
-    "slices_are_of_forward": ("^dq,bf16 fp16,64,128,1", "dq,bf16,64,128,2", ["slices 2", "'dq'"]),
-    "gradients_have_16_bits": ("^dv,bf16 fp16,128", "dv,bf16 fp32,128", ["'fp32'", "'dv'"]),
+    "slices_are_of_one_result": (
+        "^dk_and_dv,bf16 fp16,64,64,1",
+        "dk_and_dv,bf16,64,64,2",
+        ["slices 2", "'dk_and_dv'"],
+    ),
+    "gradients_have_16_bits_or_more": ("^dv,bf16 fp16,128", "dv,bf16 int8,128", ["'int8'", "'dv'"]),
     "registers_hold_operands": (
         "fp32,256,128,1",
         "fp32,1024,128,1",
@@ -142,8 +146,8 @@ def test_the_first_row_with_room_is_taken(arch):
                 and row.hdim_v >= hdims[1]
             ]
             assert tile_for(arch, kernel, "bf16", *hdims) == (rows[0] if rows else None)
-    assert tile_for(arch, "forward", "fp32", 257, 8) is None
-    assert tile_for(arch, "dq", "fp32", 8, 8) is None
+    assert tile_for(arch, "forward", "fp32", 577, 8) is None
+    assert tile_for(arch, "dq", "int8", 8, 8) is None
 
 
 @pytest.mark.sample(
@@ -153,7 +157,7 @@ def test_the_first_row_with_room_is_taken(arch):
         for arch in ARCHS
         for tile in tile_table(arch).tiles
         # Of the kernels of dk and dv that for both is the one that is compiled where it can be.
-        if tile_for(arch, "dk_and_dv", "bf16", tile.hdim_q, tile.hdim_v) is None
+        if tile_for(arch, "dk_and_dv", tile.dtypes[0], tile.hdim_q, tile.hdim_v) is None
         or tile.kernel not in ("dk", "dv")
     ],
     1,
@@ -176,5 +180,7 @@ def test_the_widest_kernel_of_a_row_takes_its_lds(tile):
     descriptor, metadata = kernel_descriptors(elf)[symbol], kernel_metadata(elf, symbol)
     assert descriptor.lds_bytes == row.lds_bytes
     assert metadata is not None
-    # A wave takes them in eights.
-    assert 0 <= descriptor.vgprs - metadata[".vgpr_count"] < 8
+    # A wave takes them in eights; one that has a SIMD to itself more than half of all.
+    least_alone = architecture(arch).simd_vgprs // 2 + 8
+    unused = descriptor.vgprs - metadata[".vgpr_count"]
+    assert 0 <= unused < 8 or (unused > 0 and descriptor.vgprs == least_alone)

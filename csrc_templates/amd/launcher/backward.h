@@ -22,17 +22,20 @@ int start_pass(const BackwardPass& pass, std::int64_t seqlen_q, std::int64_t seq
         divided_up(launched.has_rows_of_keys ? seqlen_k : seqlen_q, launched.rows);
     if (lines * tiles == 0) continue;
     const std::int64_t xcds = common_divisor(lines, kernel.xcds), xcd_lines = lines / xcds;
-    if (tiles > kMostAlongAxis || xcd_lines > kMostAlongAxis)
-      return failed(kUnusable,
-                    "a backward pass of %lld sequences and %lld heads, with %lld tiles of the "
-                    "longest sequence, takes a grid of more than 65535 workgroups along an axis",
-                    static_cast<long long>(batch), static_cast<long long>(launched.heads),
-                    static_cast<long long>(tiles));
+    const std::int64_t workgroups = tiles * launched.slices;
+    if (workgroups > kMostAlongAxis || xcd_lines > kMostAlongAxis)
+      return failed(
+          kUnusable,
+          "a backward pass of %lld sequences and %lld heads, with %lld workgroups for the "
+          "longest sequence, takes a grid of more than 65535 workgroups along an axis",
+          static_cast<long long>(batch), static_cast<long long>(launched.heads),
+          static_cast<long long>(workgroups));
     auto args = arguments_of(launched.call);
     args.line_heads = divisor(launched.heads);
     args.xcd_lines = number(xcd_lines);
     args.tiles = number(tiles);
-    if (const int status = launch(kernel, {xcds, tiles, xcd_lines}, stream, args)) return status;
+    if (const int status = launch(kernel, {xcds, workgroups, xcd_lines}, stream, args))
+      return status;
   }
   return kSuccess;
 }

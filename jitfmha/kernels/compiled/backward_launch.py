@@ -13,6 +13,7 @@ from ...amd.code_object import CodeObject
 from ...amd.kernel_arguments import GRADIENT_TENSORS, TENSOR_STRIDES
 from ...amd.manifest import KernelRow
 from ...problem.arguments import Gradients, Tensors
+from ...problem.dtypes import DTYPE_BYTES
 from ...problem.problem import GradientStrides, Problem
 from ..amd_plan import AmdPlan
 from ..launcher import (
@@ -26,12 +27,11 @@ from ..launcher import (
 )
 from ..modifiers import read_tensors
 from ..ready.key_split import ONE_SPLIT
-from .modifiers import modifier_constants, packed_modifiers, window_of
+from .modifiers import modifier_constants, packed_modifiers, values_beside, window_of
 
 Rows = Literal["q", "k"]
 """Whose rows the workgroups of a kernel have."""
 
-ELEMENT_BYTES = 2  # of all tensors but the lse and its like
 _NO_PAGES = (0,) * 7
 _FLOAT_BYTES = 4
 _pack_strides = TENSOR_STRIDES.packer.pack
@@ -54,12 +54,14 @@ class BackwardKernel(NamedTuple):
         row: how the launcher knows it.
         rows: whose rows its workgroups have.
         own_rows: how many each.
+        slices: of the columns of its gradient, each of which has workgroups of its own.
         leaves_alone: tensors of the call that it neither reads nor writes.
     """
 
     row: KernelRow
     rows: Rows
     own_rows: int
+    slices: int = 1
     leaves_alone: frozenset[str] = frozenset()
 
 
@@ -94,6 +96,7 @@ def backward_launch(
     """
     assert problem.gradients is not None
     first, _ = kernels[0]
+    beside = values_beside(problem.sizes.v[-1] * DTYPE_BYTES[problem.dtype])
     packed_sizes = first.launch_for(problem.sizes, ONE_SPLIT, None).sizes
     query_rows = math.prod(problem.lse_shape)
     constants = modifier_constants(problem)
@@ -117,9 +120,10 @@ def backward_launch(
         turns,
         _packed_strides(problem, problem.gradients),
         constants,
+        beside,
         window_of(problem.mask)
         if first.kind.block == "ready"
-        else packed_modifiers(None, None, _NO_PAGES, constants),
+        else packed_modifiers(None, None, _NO_PAGES, constants, beside),
     )
 
 
@@ -140,6 +144,7 @@ class BackwardLaunch(NamedTuple):
         turns: integers by which workgroups know whose turn it is; 0 where it is everybody's.
         strides: those of ``GRADIENT_TENSORS``, packed in order.
         constants: the numbers among the modifiers.
+        beside: what else they hold.
         unmodified: the packed modifiers of a call without any; of ready kernels the window.
     """
 
@@ -157,6 +162,7 @@ class BackwardLaunch(NamedTuple):
     turns: int
     strides: bytes
     constants: tuple[float, ...]
+    beside: tuple[int, ...]
     unmodified: bytes
 
     def __call__(self, tensors: Tensors) -> None:
@@ -176,6 +182,7 @@ class BackwardLaunch(NamedTuple):
             turns,
             strides,
             constants,
+            beside,
             modifying,
         ) = self
         q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, gradients, _ = tensors
@@ -234,7 +241,7 @@ class BackwardLaunch(NamedTuple):
             longest_k,
         )
         if modifiers is not None or dropout is not None:
-            modifying = packed_modifiers(modifiers, dropout, _NO_PAGES, constants)
+            modifying = packed_modifiers(modifiers, dropout, _NO_PAGES, constants, beside)
         launching = first.launching
         if launching is None:
             status = entry(packed, modifying, packed_tensors)
@@ -242,9 +249,9 @@ class BackwardLaunch(NamedTuple):
                 raise first.error(status)
             return
         # Who watches sees each launch with the memory that it may touch.
-        beside = (*(cu_seqlens or ())[:4], *read_tensors(modifiers, dropout), between)
+        touched = (*(cu_seqlens or ())[:4], *read_tensors(modifiers, dropout), between)
         for kernel, alone, leaves_alone in one_by_one:
-            with launching((*_but(leaves_alone, tensors, gradients), *beside)):
+            with launching((*_but(leaves_alone, tensors, gradients), *touched)):
                 status = entry(alone, modifying, packed_tensors)
             if status != 0:
                 raise kernel.error(status)
@@ -262,6 +269,7 @@ def _packed_pass(
             call=BACKWARD_CALL.ctype.from_buffer_copy(bound.call),
             heads=heads[kernel.rows],
             rows=kernel.own_rows,
+            slices=kernel.slices,
             has_rows_of_keys=kernel.rows == "k",
         )
     return bytes(packed)
@@ -277,10 +285,10 @@ def _but(
 
 def _packed_strides(problem: Problem, gradients: GradientStrides) -> bytes:
     def by_head(name: str) -> list[int]:
-        """Bytes between batches, heads and rows, for 16 bits in ``([b,] s, h, d)``."""
+        """Bytes between batches, heads and rows of ``([b,] s, h, d)``."""
         *batch, _, head, _ = getattr(gradients, name)
         strides = batch[0] if batch else 0, head, problem.row_stride(name)
-        return [ELEMENT_BYTES * x for x in strides]
+        return [DTYPE_BYTES[problem.dtype] * x for x in strides]
 
     # The lse has no last dimension, and heads first.
     strides = (

@@ -26,7 +26,8 @@ def decode_blocks_of(problem: Problem, rows_of_query: int) -> Callable[[int], in
     """How many blocks of 16 rows a workgroup has, by seqlen_q; None where the other kernel serves.
 
     ``rows_of_query`` are the heads that are stacked. Biases, dropout and float32 take what such a
-    workgroup has no room for, and longer calls have rows enough for larger tiles.
+    workgroup has no room for, the other one alone leaves the results of splits, and longer calls
+    have rows enough for larger tiles.
     """
     modifiers, packs = problem.modifiers, problem.packs
     widest = max(problem.hdim_q, problem.hdim_v)
@@ -36,6 +37,7 @@ def decode_blocks_of(problem: Problem, rows_of_query: int) -> Callable[[int], in
         and DTYPE_BYTES[problem.dtype] <= 2
         and not (modifiers.bias or problem.dropout_p or problem.has_p_descale)
         and not problem.has_column_major_v
+        and not problem.has_split_results
         and not problem.is_empty
     )
 

@@ -14,6 +14,9 @@ _SHARED_HEADERS = (
     *("address_spaces.h", "arguments.h", "attention.h", "number_formats.h"),
     *("split_results.h", "tiles.h", "workgroups.h"),
 )
+# Operands on their way are an array of registers only where every step has a place of its own:
+# rows that are streamed have more steps than the compiler would give one otherwise.
+_UNROLLED = ("-mllvm", "-pragma-unroll-threshold=200000")
 _UNPACKED = ("-Xclang", "-target-feature", "-Xclang", "-packed-fp32-ops")
 
 
@@ -26,6 +29,7 @@ def device_spec(
     why: str,
     *,
     packs_floats: bool = True,
+    streams: bool = False,
 ) -> jit.BuildSpec:
     """The sources and the flags of a kernel.
 
@@ -39,6 +43,7 @@ def device_spec(
         packs_floats: whether two numbers may be computed by one instruction of packed float32.
             Those take half as many instructions, but wait for the matrix units
             (LLVM pull request 157968; `packed_after_matrix` in jitfmha/emulator/rates.json).
+        streams: whether operands come from memory whenever a product takes them.
     """
     origin = {"origin": f"csrc_templates/amd/{template}.in for {name}"}
     shared = hsa_dir() / "src"
@@ -55,6 +60,7 @@ def device_spec(
             # Branches that whole waves take stay as they are, as in the ready kernels.
             *("-mllvm", "-structurizecfg-skip-uniform-regions=1"),
             *(() if packs_floats else _UNPACKED),
+            *(_UNROLLED if streams else ()),
         ),
         toolchain="device_hip",
         why=why,

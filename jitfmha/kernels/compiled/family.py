@@ -210,7 +210,9 @@ class BackwardPlan(CompiledPlan):
         super().__init__(problem, target, "compiled", traits.name, source)
         self.traits = traits
 
-    def seconds(self, seqlen_q: int, seqlen_k: int) -> float:
+    def seconds(self, seqlen_q: int, seqlen_k: int) -> float | None:
+        if self.traits.dtype == "fp32" or self.traits.streams:
+            return None  # no other family has such kernels
         kernels = BackwardKernels("compiled", self.traits.tile.own_rows, edges=0)
         return backward_seconds(self.problem, self.target, kernels, seqlen_q, seqlen_k)
 

@@ -50,6 +50,7 @@ def row_blocks_of(problem: Problem, are_heads_stacked: bool) -> int | None:
         and problem.dtype in _DTYPES
         and problem.modifiers == AskedModifiers()
         and problem.dropout_p == 0
+        and not problem.has_split_results
     )
     if not is_served:
         return None

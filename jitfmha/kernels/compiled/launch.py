@@ -12,7 +12,7 @@ from ...problem.problem import check_pages
 from ..launcher import TENSORS, AmdLaunch
 from ..modifiers import address, read_tensors
 from ..ready.key_split import Splits
-from .modifiers import packed_modifiers, packed_p_descale
+from .modifiers import NO_PARTS, packed_modifiers, packed_p_descale, packed_parts
 from .split_choice import SplitChoice
 
 _WORD = (1 << 32) - 1
@@ -26,8 +26,8 @@ class NumberModifiers(NamedTuple):
     Attributes:
         constants: the numbers among the modifiers.
         columns: slices of the output's, and bytes between those of v.
-        packed: all of it, for calls without tensors that modify scores, pages, or a scale of
-            probabilities.
+        packed: all of it, for calls without tensors that modify scores, pages, a scale of
+            probabilities, or results of splits that are wanted.
     """
 
     constants: tuple[float, ...]
@@ -36,7 +36,7 @@ class NumberModifiers(NamedTuple):
 
     @classmethod
     def of(cls, constants: tuple[float, ...], columns: tuple[int, int]) -> NumberModifiers:
-        beside = *packed_p_descale(None), *columns
+        beside = *packed_p_descale(None), *columns, *NO_PARTS
         return cls(constants, columns, packed_modifiers(None, None, _NO_PAGES, constants, beside))
 
 
@@ -76,7 +76,7 @@ class ForwardLaunch(NamedTuple):
             padded_k = sums_k if k_padded is k_sums else k_padded.data_ptr()
         num_splits, workspace_floats = splits
         workspace = None
-        if num_splits > 1:
+        if workspace_floats:
             workspace = q.new_empty(workspace_floats, dtype=torch.float32)
         scales = descales or _NO_DESCALES
         addresses = _pack_tensors(
@@ -100,12 +100,14 @@ class ForwardLaunch(NamedTuple):
         launching = kernel.launching
         if table is not None and cu_seqlens is not None and launching is not None:
             check_pages(cu_seqlens, table, k)
+        parts = packed_parts(keys)
         given_modifiers = self.modifiers
-        if modifiers is None and dropout is None and table is None and scales.p is None:
+        has_numbers_alone = modifiers is None and dropout is None and scales.p is None
+        if has_numbers_alone and table is None and parts is NO_PARTS:
             modifying = given_modifiers.packed
         else:
             pages = self._packed_pages(table, k)
-            beside = *packed_p_descale(scales.p), *given_modifiers.columns
+            beside = *packed_p_descale(scales.p), *given_modifiers.columns, *parts
             modifying = packed_modifiers(
                 modifiers, dropout, pages, given_modifiers.constants, beside
             )
@@ -113,8 +115,9 @@ class ForwardLaunch(NamedTuple):
             status = kernel.entry(kernel.call, sizes, addresses, modifying)
         else:
             sums = () if cu_seqlens is None else cu_seqlens[:4]
+            results = () if keys is None else (keys.out_accum, keys.lse_accum)
             read = *sums, table, *scales, *read_tensors(modifiers, dropout)
-            with launching((q, k, v, out, lse, workspace, *read)):
+            with launching((q, k, v, out, lse, workspace, *results, *read)):
                 status = kernel.entry(kernel.call, sizes, addresses, modifying)
         if status != 0:
             raise kernel.error(status)

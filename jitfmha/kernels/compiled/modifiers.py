@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...amd.kernel_arguments import MODIFIERS, WINDOW
-from ...problem.arguments import Dropout
+from ...problem.arguments import Dropout, KeyOptions
 from ...problem.mask import Mask
 from ...problem.problem import Problem
 from ...problem.score_features import Modifiers
@@ -14,7 +14,7 @@ from ..modifiers import address, packed_dropout, packed_numbers, packed_tensors,
 # A side of a window that no sequence reaches; together with a row's number below 2^31.
 _OPEN_SIDE = 1 << 30
 _LARGEST_FLOAT = 3.4028234663852886e38  # of float32
-_NOTHING_BESIDE = (0,) * 6
+_NO_SCALE, NO_PARTS = (0,) * 4, (0,) * 3
 
 
 def modifier_constants(problem: Problem) -> tuple[float, ...]:
@@ -39,12 +39,12 @@ def packed_modifiers(
     dropout: Dropout | None,
     pages: tuple[int, ...],
     constants: tuple[float, ...],
-    beside: tuple[int, ...] = _NOTHING_BESIDE,
+    beside: tuple[int, ...],
 ) -> bytes:
     """``MODIFIERS`` of one call.
 
-    ``pages``, ``constants`` and ``beside``, the scale of probabilities and the columns of values
-    and output, are what it has of these, in order.
+    ``pages``, ``constants`` and ``beside``, the scale of probabilities, the columns of values and
+    output, and the results of splits, are what it has of these, in order.
     """
     bias = None if modifiers is None else modifiers.bias
     return MODIFIERS.packer.pack(
@@ -57,11 +57,24 @@ def packed_modifiers(
     )
 
 
+def values_beside(v_column: int) -> tuple[int, ...]:
+    """What backward has of it: the bytes between columns of values."""
+    return *_NO_SCALE, 1, v_column, *NO_PARTS
+
+
 def packed_p_descale(p_descale: Tensor | None) -> tuple[int, ...]:
     """Whether it lies between the heads of q, where it is, and its strides in bytes."""
     if p_descale is None:
-        return (0,) * 4
+        return _NO_SCALE
     sizes = zip(p_descale.shape, p_descale.stride(), strict=True)
     strides = [0 if size == 1 else stride * p_descale.element_size() for size, stride in sizes]
     batch, head = (0, *strides)[-2:]
     return p_descale.dim() == 1, p_descale.data_ptr(), batch, head
+
+
+def packed_parts(keys: KeyOptions | None) -> tuple[int, int, int]:
+    """Where the results of splits go, where they are wanted, and how many rows one has."""
+    if keys is None or keys.out_accum is None or keys.lse_accum is None:
+        return NO_PARTS
+    out, lse = keys.out_accum, keys.lse_accum
+    return out.data_ptr(), lse.data_ptr(), lse[0].numel()

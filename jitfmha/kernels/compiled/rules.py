@@ -1,7 +1,7 @@
 """Which calls compiled kernels serve: their features, and rules with their sources.
 
-``explain`` and refusals say what these say. Which data types and head dimensions there are tiles
-for stands in the data files that ``tiles.py`` reads.
+``explain`` and refusals say what these say. Which data types there are tiles for stands in the
+data files that ``tiles.py`` reads.
 """
 
 from __future__ import annotations
@@ -38,30 +38,13 @@ SERVES = (
         Feature.DROPOUT,
         Feature.PAGED_KEYS,
         Feature.NUM_SPLITS,
+        Feature.SPLIT_RESULTS,
     }
 )
 
 
-def hdims_have_a_tile(problem: Problem, arch: Arch) -> Iterator[Reason]:
-    """Queries are kept in registers, and a tile's rows in LDS: wider ones have no room."""
-    widest = tile_table(arch).widest(problem.direction, problem.dtype)
-    if widest is None:
-        return  # the rules of data types say so
-    template = "It serves {dtype} with head dimensions of {name} up to {most}; here is {hdim}."
-    if problem.direction == "backward":
-        template = (
-            "Its backward pass serves head dimensions up to {most}; that of {name} is {hdim}."
-        )
-    for name, most, hdim in (
-        ("q and k", widest.hdim_q, problem.hdim_q),
-        ("v", widest.hdim_v, problem.hdim_v),
-    ):
-        if hdim > most:
-            yield Reason(template, dtype=problem.dtype, most=most, name=name, hdim=hdim)
-
-
 def gradients_have_tiles_of_the_dtype(problem: Problem, arch: Arch) -> Iterator[Reason]:
-    """Backward's two products take probabilities and their gradients as 16-bit numbers."""
+    """Nothing in 8 bits has a gradient."""
     if problem.direction == "forward":
         return
     served = tile_table(arch).dtypes_of("backward")
@@ -69,12 +52,6 @@ def gradients_have_tiles_of_the_dtype(problem: Problem, arch: Arch) -> Iterator[
         if dtype not in served:
             template = "Its backward pass serves {served}; the inputs are {dtype}."
             yield Reason(template, served=", ".join(served), dtype=dtype)
-
-
-def gradients_are_of_values_in_rows(problem: Problem, arch: Arch) -> Iterator[Reason]:
-    """Backward loads values row by row."""
-    if problem.direction == "backward" and problem.has_column_major_v:
-        yield Reason("Its backward pass does not serve values with contiguous keys.")
 
 
 def strides_of_gradients_fit(problem: Problem, arch: Arch) -> Iterator[Reason]:
@@ -90,12 +67,12 @@ def strides_of_gradients_fit(problem: Problem, arch: Arch) -> Iterator[Reason]:
             yield Reason(template, name=name, size=size)
 
 
-_TILES = "the architecture's file of tiles in jitfmha/kernels/compiled"
 RULES = (
     DTYPE_RULE,
     *SIZE_RULES,
-    Rule(hdims_have_a_tile, _TILES),
-    Rule(gradients_have_tiles_of_the_dtype, _TILES),
-    Rule(gradients_are_of_values_in_rows, "csrc_templates/amd/compiled_bwd.hip.in: VRows"),
+    Rule(
+        gradients_have_tiles_of_the_dtype,
+        "the architecture's file of tiles in jitfmha/kernels/compiled",
+    ),
     Rule(strides_of_gradients_fit, "csrc_templates/amd/compiled_bwd.hip.in: Rows::stride"),
 )

@@ -41,6 +41,7 @@ class SplitChoice:
         Of a kernel that ``streams``, memory bounds the calls, and else what its units compute.
         """
         self._asked_for = problem.num_splits
+        self._leaves_parts = problem.has_split_results
         self._mask = problem.mask
         self._sink_size = problem.modifiers.sink_size
         self._rows_of_query = problem.gqa if row.stacks_heads else 1
@@ -68,7 +69,7 @@ class SplitChoice:
     def _splits(self, seqlen_q: int, seqlen_k: int) -> Splits:
         """Choose for sequences of up to ``seqlen_q`` queries and about ``seqlen_k`` keys."""
         rows = seqlen_q * self._rows_of_query
-        if self._asked_for == 1:
+        if self._asked_for == 1 and not self._leaves_parts:
             return ONE_SPLIT
         if self._asked_for:
             return Splits(self._asked_for, self._split.workspace_floats(rows, self._asked_for))

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ...amd.chips import Architecture
-from ...problem.problem import Direction
+from ...problem.problem import MAX_HDIM, Direction
 from .tile_table import PRODUCT_BYTES, Elements, Tile, TileTable, TileTableError, WithFeatures
 
 _MATRIX_ROWS = 32  # and columns of one matrix product
 _CHUNK_BYTES = 16  # that a lane reads from LDS at once
 _THREADS_OF_ROW = 8
 _MOST_COLUMNS = 256
-_GRADIENT_BYTES = 2
+_LEAST_GRADIENT_BYTES = 2
 # What is compiled for a number of waves.
 _WAVES_KINDS: tuple[tuple[Direction, WithFeatures], ...] = (
     ("forward", "none"),
@@ -83,22 +83,25 @@ def hdims_are_whole_products(tile: Tile, table: TileTable, chip: Architecture) -
 
 def slices_are_narrow(tile: Tile, table: TileTable, chip: Architecture) -> Iterator[str]:
     """A workgroup makes up to 256 columns: tiles of values are two of 128 at most."""
-    if tile.hdim_v > _MOST_COLUMNS * tile.slices:
-        hdim, most = tile.hdim_v, _MOST_COLUMNS
-        yield f"slices {tile.slices} of hdim_v {hdim} are wider than {most} columns each"
+    if tile.made_columns > _MOST_COLUMNS * tile.slices:
+        name = "hdim_v" if tile.made_columns == tile.hdim_v else "hdim_q"
+        hdim, most = tile.made_columns, _MOST_COLUMNS
+        yield f"slices {tile.slices} of {name} {hdim} are wider than {most} columns each"
 
 
-def slices_are_of_forward(tile: Tile, table: TileTable, chip: Architecture) -> Iterator[str]:
-    """Gradients are sums over all columns."""
-    if tile.slices != 1 and tile.kernel != "forward":
-        yield f"slices {tile.slices} of kernel {tile.kernel!r}; those of backward have one"
+def slices_are_of_one_result(tile: Tile, table: TileTable, chip: Architecture) -> Iterator[str]:
+    """The columns of dk and of dv are not the same."""
+    if tile.slices != 1 and tile.kernel == "dk_and_dv":
+        yield f"slices {tile.slices} of kernel {tile.kernel!r}, which has one"
 
 
-def gradients_have_16_bits(tile: Tile, table: TileTable, chip: Architecture) -> Iterator[str]:
-    """Backward counts strides in 16-bit elements, and packs its operands in pairs."""
+def gradients_have_16_bits_or_more(
+    tile: Tile, table: TileTable, chip: Architecture
+) -> Iterator[str]:
+    """Nothing in 8 bits has a gradient that is worth something."""
     for dtype in () if tile.kernel == "forward" else tile.dtypes:
-        if PRODUCT_BYTES[table.elements_of(dtype).element] != _GRADIENT_BYTES:
-            yield f"dtypes {dtype!r} of kernel {tile.kernel!r} is no 16-bit type"
+        if PRODUCT_BYTES[table.elements_of(dtype).element] < _LEAST_GRADIENT_BYTES:
+            yield f"dtypes {dtype!r} of kernel {tile.kernel!r} has 8 bits"
 
 
 def registers_hold_operands(tile: Tile, table: TileTable, chip: Architecture) -> Iterator[str]:
@@ -134,8 +137,8 @@ TILE_RULES = (
     TileRule(threads_load_whole_rows, _TILES_H),
     TileRule(hdims_are_whole_products, f"{_ISA}: v_mfma_f32_32x32x* make 32 columns"),
     TileRule(slices_are_narrow, "csrc_templates/amd/row_tiles.h"),
-    TileRule(slices_are_of_forward, "csrc_templates/amd/compiled_bwd.hip.in"),
-    TileRule(gradients_have_16_bits, "csrc_templates/amd/gradients.h"),
+    TileRule(slices_are_of_one_result, "csrc_templates/amd/compiled_bwd.hip.in"),
+    TileRule(gradients_have_16_bits_or_more, "csrc_templates/amd/elements.h"),
     TileRule(registers_hold_operands, "simd_vgprs in chips.json; hsa/src/attention.h"),
 )
 
@@ -199,17 +202,15 @@ def _complaints_of_order(table: TileTable) -> Iterator[Complaint]:
 
 
 def _complaints_of_reach(table: TileTable) -> Iterator[Complaint]:
-    """A call that is narrower on both sides than one with a row has one, too, in every kernel."""
+    """Calls with any head dimensions have a row in every kernel of a direction that has some."""
     for kernel in ("forward", "dq", "dk", "dv"):
         direction: Direction = "forward" if kernel == "forward" else "backward"
         for dtype in table.dtypes_of(direction):
             all_rows = table.tiles_of(direction, dtype)
-            corner = max(row.hdim_q for row in all_rows), max(row.hdim_v for row in all_rows)
             rows = [row for row in all_rows if row.kernel == kernel]
-            if not any(row.has_room_for(*corner) for row in rows):
-                hdims = f"hdim_q {corner[0]} with hdim_v {corner[1]}"
-                text = f"no row of kernel {kernel!r} up to it serves {dtype} with {hdims}"
-                yield (rows or all_rows)[-1].line, text, "other rows serve one of them"
+            if not any(row.has_room_for(MAX_HDIM, MAX_HDIM) for row in rows):
+                text = f"no row of kernel {kernel!r} up to it serves {dtype} with hdims {MAX_HDIM}"
+                yield (rows or all_rows)[-1].line, text, "MAX_HDIM of problem.py"
 
 
 def _complaints_of_waves(table: TileTable, chip: Architecture) -> Iterator[Complaint]:

@@ -55,7 +55,7 @@ class Tile(NamedTuple):
     Attributes:
         line: of the file.
         dtypes: of queries.
-        slices: of the columns of the output, each of which has workgroups of its own.
+        slices: of the columns that are made, each of which has workgroups of its own.
         tile_q, tile_k: queries and keys of a tile.
         waves: of a workgroup.
         lds_bytes: that the tiles of a workgroup take at most.
@@ -85,6 +85,12 @@ class Tile(NamedTuple):
     def own_rows(self) -> int:
         """Rows that a workgroup has for itself: queries, or of a kernel of dk and dv keys."""
         return self.tile_q if self.owns_queries else self.tile_k
+
+    @property
+    def made_columns(self) -> int:
+        """Columns of the result: of the output or dv those of v, of dq or dk those of q."""
+        of_results = {"dq": self.hdim_q, "dk": self.hdim_q}
+        return of_results.get(self.kernel, self.hdim_v)
 
     @property
     def other_rows(self) -> int:
@@ -131,11 +137,6 @@ class TileTable(NamedTuple):
         return tuple(
             row for row in self.tiles if row.direction == direction and dtype in row.dtypes
         )
-
-    def widest(self, direction: Direction, dtype: str) -> Tile | None:
-        """A row that serves the widest calls; None where none serves the data type."""
-        tiles = self.tiles_of(direction, dtype)
-        return max(tiles, key=lambda tile: (tile.hdim_q, tile.hdim_v), default=None)
 
     def dtypes_of(self, direction: Direction) -> tuple[str, ...]:
         served = (row.dtypes for row in self.tiles if row.direction == direction)

@@ -15,7 +15,7 @@ from ...amd.kernel_arguments import compiled_structs
 from ...amd.manifest import KernelRow
 from ...jit.elf import Elf
 from ...problem.arguments import Bf16Cvt
-from ...problem.dtypes import EIGHT_BIT_NAMES, FP8_NAMES
+from ...problem.dtypes import DTYPE_BYTES, EIGHT_BIT_NAMES, FP8_NAMES
 from ...problem.features import Feature
 from ...problem.problem import BF16_CVTS, Mode, PlainSizes, Problem, element_bytes
 from ...problem.score_features import AskedModifiers
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Access = Literal["near", "far", "paged", "wide_pages"]
 
 _HEADERS = ("dropout.h", "elements.h", "forward_tasks.h", "row_tiles.h", "scores.h")
+_HELD_ROW_BYTES = 1152  # up to which registers have room for queries, and LDS for keys
 _ROUNDINGS: dict[Bf16Cvt, str] = {
     "rtne": "nearest_even",
     "rtna": "nearest_away",
@@ -176,6 +177,7 @@ class ForwardTraits(SharedTraits):
         has_descales: whether there are scales of 8-bit inputs.
         has_int8_probabilities: whether probabilities become int8 before they meet values.
         has_column_major_v: whether keys lie side by side in v.
+        leaves_parts: whether the results of splits are wanted beside that of all keys.
         stacks_heads: whether the query heads that share a key head are rows of the same tiles.
         row_blocks: where values are the first columns of keys: the rows of a workgroup, in blocks.
         decode_blocks: of other calls with few rows: the same.
@@ -185,6 +187,7 @@ class ForwardTraits(SharedTraits):
     has_descales: bool = False
     has_int8_probabilities: bool = False
     has_column_major_v: bool = False
+    leaves_parts: bool = False
     stacks_heads: bool = False
     row_blocks: int | None = None
     decode_blocks: int | None = None
@@ -206,6 +209,7 @@ class ForwardTraits(SharedTraits):
             ),
             has_int8_probabilities=problem.has_p_descale,
             has_column_major_v=problem.has_column_major_v,
+            leaves_parts=problem.has_split_results,
             stacks_heads=are_heads_stacked,
             row_blocks=row_blocks,
             decode_blocks=decode_blocks,
@@ -227,6 +231,11 @@ class ForwardTraits(SharedTraits):
     @property
     def slices(self) -> int:
         return self.tile.slices
+
+    @property
+    def streams(self) -> bool:
+        """Whether queries and keys come from memory whenever a product takes them."""
+        return _streams(self.tile, self.dtype)
 
     @property
     def columns(self) -> int:
@@ -253,6 +262,7 @@ class ForwardTraits(SharedTraits):
             "descales" if self.has_descales else "",
             "int8p" if self.has_int8_probabilities else "",
             "column_major_v" if self.has_column_major_v else "",
+            "parts" if self.leaves_parts else "",
         )
         of_queries = (
             "stacked" if self.stacks_heads else "",
@@ -288,6 +298,10 @@ def blocks_of(problem: Problem, are_heads_stacked: bool) -> tuple[int | None, in
     return None, decode_blocks_of(problem, rows_of_query)(problem.seqlen_q)
 
 
+def _streams(tile: Tile, dtype: str) -> bool:
+    return tile.hdim_q * DTYPE_BYTES[dtype] > _HELD_ROW_BYTES
+
+
 def far_stride_bytes(tile: Tile) -> int:
     """The stride from which on a tile reaches further than a buffer, and rows have addresses."""
     return _BUFFER_REACH // tile.other_rows
@@ -299,7 +313,10 @@ def access_of(problem: Problem, tile: Tile) -> Access:
     is_far = stride >= far_stride_bytes(tile)
     if problem.is_paged:
         # Biases and dropout need the scalar registers that a wave's page would take.
-        is_wide = not (is_far or problem.modifiers.bias or problem.dropout_p)
+        # And streamed rows are loaded by lanes that have rows of several pages.
+        is_wide = not (
+            is_far or problem.modifiers.bias or problem.dropout_p or _streams(tile, problem.dtype)
+        )
         return "wide_pages" if is_wide and problem.seqlen_k % _WIDE_PAGE_ROWS == 0 else "paged"
     return "far" if is_far else "near"
 
@@ -386,7 +403,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         headers = *_HEADERS, "sixteen_rows.h"
         values |= {"key_element": of_keys.element, "score_dtype": of_queries.scores}
     elif not traits.row_blocks:
-        headers = *_HEADERS, "bias_tiles.h"
+        headers = *_HEADERS, "bias_tiles.h", "streamed_rows.h"
         values |= {
             "slices": traits.slices,
             "columns": traits.columns,
@@ -398,11 +415,14 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
             "score_dtype": of_queries.scores,
             "int8_probabilities": cpp_bool(traits.has_int8_probabilities),
             "column_major_v": cpp_bool(traits.has_column_major_v),
+            "leaves_parts": cpp_bool(traits.leaves_parts),
+            "streams": cpp_bool(traits.streams),
         }
     why = traits.why_built("call")
     return device_spec(
         *(traits.name, traits.arch, traits.template, values, headers, why),
         packs_floats=_packs_floats(traits),
+        streams=traits.streams,
     )
 
 

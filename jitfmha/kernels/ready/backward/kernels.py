@@ -18,9 +18,9 @@ def kernels_of(row: ReadyBackwardRow) -> tuple[BackwardKernel, ...]:
     gradients = _launched_row(row, row.symbol, row.threads)
     round_dq = _launched_row(row, row.round_dq_symbol, row.edge_threads)
     return (
-        BackwardKernel(row_sums, "q", row.queries, _NOT_SUMMED),
+        BackwardKernel(row_sums, "q", row.queries, leaves_alone=_NOT_SUMMED),
         BackwardKernel(gradients, "k", row.keys),
-        BackwardKernel(round_dq, "q", row.queries, _NOT_ROUNDED),
+        BackwardKernel(round_dq, "q", row.queries, leaves_alone=_NOT_ROUNDED),
     )
 
 
