@@ -175,7 +175,9 @@ TELLING = slice(Tensors._fields.index("cu_seqlens"), None)
 
 
 def expect(launched: Launched, problem: Problem, forward: Arguments) -> None:
-    assert launched.problem == problem
+    # How long the longest sequence is told to be decides about nothing but the choice of a kernel,
+    # which is that of the first call of these shapes.
+    assert launched.problem == problem._replace(unevenness=launched.problem.unevenness)
     for name in ("q", "k", "v", "cu_seqlens", "descales", "modifiers", "dropout", "keys"):
         if name != "keys" or problem.gradients is None:
             assert is_same(getattr(launched.tensors, name), getattr(forward, name)), name

@@ -101,7 +101,7 @@ struct WaveGradients {
     tile.score = f32x16(0);
     tile.product = f32x16(0);
     PartialSums<Dtype> sums;
-    auto rows = operands<kQSteps + (kMakesDq ? kVSteps : 0), QRows::kAhead>(
+    auto rows = operands_read_by<kQSteps + (kMakesDq ? kVSteps : 0), QRows::kAhead>(
         [&](int n) { return n < kQSteps ? q.read(n) : v.read(n - kQSteps); });
     rows.template in_turn<0, kQSteps>(
         [&](int n, auto operand) {
@@ -145,7 +145,7 @@ struct WaveGradients {
         sum = Dtype::multiply(column, others.step[step], sum);
       }
     };
-    auto columns = operands<kSums, 4>([&](int n) {
+    auto columns = operands_read_by<kSums, 4>([&](int n) {
       if (n < kOfDv) return VColumns::operand(first_v, block_of(n, kVBlocks), step_of(n, kVBlocks));
       n -= kOfDv;
       return QColumns::operand(first_q, block_of(n, kQBlocks), step_of(n, kQBlocks));

@@ -30,7 +30,7 @@ struct Operands {
 };
 
 template <int kEnd, int kAhead, class Read>
-__device__ inline Operands<kEnd, kAhead, Read> operands(Read read) {
+__device__ inline Operands<kEnd, kAhead, Read> operands_read_by(Read read) {
   return Operands<kEnd, kAhead, Read>(read);
 }
 

@@ -130,7 +130,7 @@ struct Workgroup {
   // In random order, atomic operations without a result take effect late, and not in the order in
   // which they were issued: when they are due, or earlier where their wave waits for them, or comes
   // back to what they change. Otherwise none is late.
-  std::vector<LateAtomic> late_atomics;
+  std::vector<LateAtomic> late_atomics{};
 
   void land_due_atomics();
   void land_all_atomics();
