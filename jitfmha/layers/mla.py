@@ -141,8 +141,8 @@ def mla_fwd(
     inputs = q_nope, q_pe, kv, k_pe, wkv_b
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     if (
-        # AMD kernels hold the wide rows of a latent with 16 bits, and forward. Others they read from
-        # memory again and again.
+        # AMD kernels hold the wide rows of a latent with 16 bits, and forward. Others they read
+        # from memory again and again.
         (_is_on_cpu(q_nope) or (q_nope.dtype != torch.float32 and not needs_gradient))
         and _is_absorbed_form_less_work(q_nope, q_pe, kv, hdim_v, options.get("cu_seqlens_q"))
     ):
