@@ -189,6 +189,8 @@ def test_latent_attention(rng, arch, dtype):
         for modifiers in (NO_MODIFIERS, ALL_MODIFIERS)
         # Wide pages are for calls without biases and dropout.
         if access != "wide_pages" or modifiers == NO_MODIFIERS
+        # Of fp32 with every feature at once some kernels spill.
+        if "fp32" not in dtypes or modifiers == NO_MODIFIERS
         # Of odd heads in small pages so much is loaded that the compiler unrolls no loop of it.
         if access != "paged" or hdims != (255, 251) or "fp32" not in dtypes
         for is_v_column_major in (False, True)

@@ -63,7 +63,14 @@ _FAULTS = {
     "stored_vgpr": _unwritten(
         "reads v5", "v_mov_b32 v5, 0", "v_mov_b32 v1, 0\nglobal_store_dword v1, v5, s[0:1]"
     ),
-    "accumulator": _unwritten("reads a3", "v_accvgpr_write_b32 a3, 0", "v_accvgpr_read_b32 v1, a3"),
+    "accumulator": _unwritten(
+        "reads v1", "v_accvgpr_write_b32 a3, 0", "v_accvgpr_read_b32 v1, a3\nv_add_u32 v2, v0, v1"
+    ),
+    "moved_to_an_accumulator": _unwritten(
+        "reads v1",
+        "v_mov_b32 v5, 0",
+        "v_accvgpr_write_b32 a3, v5\ns_nop 1\nv_accvgpr_read_b32 v1, a3\nv_add_u32 v2, v0, v1",
+    ),
     "readlane": Fault(
         "uninitialized",
         "reads s4",

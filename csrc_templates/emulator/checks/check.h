@@ -111,6 +111,7 @@ struct InstructionTraits {
 
   bool reads_one_lane = false;                                      // v_readlane, v_readfirstlane
   bool moves_one_lane = false;                                      // v_readlane, v_writelane
+  bool moves_accumulation = false;                                  // v_accvgpr_*
   bool halves_are_independent = false, high_half_flows_up = false;  // registers.cpp
 };
 

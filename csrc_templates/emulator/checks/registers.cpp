@@ -22,8 +22,8 @@ u64 lane_that_is_meant(const Wave& wave, const Instruction& inst) {
   return u64{1} << (lane & 63);
 }
 
-// Scalars are spilled to lanes of a register, and come back, whether they are defined or not. What
-// is not stays so, and is reported where it is used.
+// Scalars are spilled to lanes of a register, and registers to accumulation registers, and come
+// back, whether they are defined or not. What is not stays so, and is reported where it is used.
 void leave_undefined(RegisterState& state, u64 lanes) {
   state.undefined_result[0] = lanes;
   state.has_undefined_result = true;
@@ -65,6 +65,8 @@ void report_unwritten(Wave& wave, u32 index, u32 dwords, u64 lanes) {
     if (lanes & ~state.written[index]) leave_undefined(state, kAllLanes);
     return;
   }
+  if (wave.observation->current->moves_accumulation)
+    return leave_undefined(state, lanes & ~state.written[index]);
   if (dwords == 2) {
     const u64 missing[2] = {lanes & ~state.written[index], lanes & ~state.written[index + 1]};
     if (flows_into_result(wave, inst, index, missing)) return;

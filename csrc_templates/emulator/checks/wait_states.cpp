@@ -179,6 +179,7 @@ class TraitsBuilder {
     traits_.is_dot = begins_with(name_, "v_dot");
     traits_.reads_one_lane = is_lane_read;
     traits_.moves_one_lane = is_lane_write || begins_with(name_, "v_readlane");
+    traits_.moves_accumulation = begins_with(name_, "v_accvgpr_");
     traits_.halves_are_independent =
         begins_with(name_, "v_mov_b64") ||
         (begins_with(name_, "v_pk_") && (ends_with(name_, "_f32") || ends_with(name_, "_b32")));
