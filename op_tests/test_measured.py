@@ -83,15 +83,19 @@ def test_what_would_not_be_read_is_not_kept(file):
 
 
 def test_processes_that_keep_at_one_moment_lose_nothing(file, tmp_path):
-    """Each adds its own rows, one by one."""
+    """Each adds its own rows, one by one, and both begin together."""
     program = """
 import sys
 from pathlib import Path
 from measured_times import times_in
 from jitfmha.planning.measured import Machine, Measurement, Variant, keep
-with times_in(Path(sys.argv[1])):
+folder, name = Path(sys.argv[1]), sys.argv[2]
+(folder / f"begins-{name}").touch()
+while len(list(folder.glob("begins-*"))) < 2:
+    pass
+with times_in(folder):
     for n in range(1, 21):
-        variant = Variant("cpu", sys.argv[2], "", 0, 0)
+        variant = Variant("cpu", name, "", 0, 0)
         keep([Measurement(Machine("chip", "driver"), "kind", n, n, variant, 1.0)])
 """
     here = str(Path(__file__).parent)
