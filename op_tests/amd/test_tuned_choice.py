@@ -102,7 +102,8 @@ def test_the_quickest_is_taken_from_then_on(runtime, made_up, chip):
         call()
         call()
     assert told.plan.kernel == best.kernel
-    assert told.plan.num_splits == best.num_splits
+    # Or it is the plan that chooses as many by itself, whose launches are the same.
+    assert told.plan.num_splits in (0, best.num_splits)
     assert f"measured {seconds * 1e6:.4g} us" in str(told)
     launched = [x for x in runtime.launches() if b"combine" not in x.symbol]
     assert [(x.symbol.decode(), tuple(x.grid)) for x in launched] == [(name, grid)] * 2
