@@ -17,7 +17,7 @@ from inputs import DTYPES
 
 from jitfmha.cli import main
 from jitfmha.kernels.cpu import BESIDE_TILE_UNIT
-from jitfmha.planning import measured
+from jitfmha.planning import measured_file
 from jitfmha.planning.plan import Contest
 from jitfmha.planning.target import CpuIsa, cpu_isas_here
 
@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _nothing_is_measured() -> Iterator[None]:
     """Choices are those of estimates, whatever this machine's user has measured."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measured, "readable_directories", list)
+        patch.setattr(measured_file, "readable_directories", list)
         yield
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from jitfmha.jit.cache.directory import CacheDirectory, make_private
-from jitfmha.planning import measured
+from jitfmha.planning import measured_file
 
 
 @contextmanager
@@ -17,13 +17,13 @@ def times_in(folder: Path) -> Iterator[Path]:
         make_private(each)
     read_anew()
     with (
-        patch.object(measured, "readable_directories", lambda: [directory]),
-        patch.object(measured, "writable_directory", lambda: directory),
+        patch.object(measured_file, "readable_directories", lambda: [directory]),
+        patch.object(measured_file, "writable_directory", lambda: directory),
     ):
-        yield directory.root / measured.FILE_NAME
+        yield directory.root / measured_file.FILE_NAME
     read_anew()
 
 
 def read_anew() -> None:
     """Forget what this process has read, as a new one would."""
-    measured._times.cache_clear()
+    measured_file._times.cache_clear()

@@ -17,23 +17,18 @@ from subprocesses import run_python
 from untyped import explain
 
 from jitfmha import emulate
-from jitfmha.planning import measured
+from jitfmha.planning import measured_file
 from jitfmha.planning.absent import absent_target
 from jitfmha.planning.measured import (
     Lengths,
     Machine,
     Measurement,
     Variant,
-    forget,
-    from_bytes,
-    keep,
-    kept,
     kind_of,
     machine_of,
-    measured_of,
     nearest,
-    to_bytes,
 )
+from jitfmha.planning.measured_file import forget, from_bytes, keep, kept, measured_of, to_bytes
 from jitfmha.planning.plan import Contest, Launch, Plan, Time, splits_to_time
 from jitfmha.planning.target import cpu_target
 from jitfmha.problem.problem import PlainSizes, Problem
@@ -88,7 +83,8 @@ def test_processes_that_keep_at_one_moment_lose_nothing(file, tmp_path):
 import sys
 from pathlib import Path
 from measured_times import times_in
-from jitfmha.planning.measured import Machine, Measurement, Variant, keep
+from jitfmha.planning.measured import Machine, Measurement, Variant
+from jitfmha.planning.measured_file import keep
 folder, name = Path(sys.argv[1]), sys.argv[2]
 (folder / f"begins-{name}").touch()
 while len(list(folder.glob("begins-*"))) < 2:
@@ -195,9 +191,9 @@ def test_what_is_not_a_file_is_not_read(file):
 
 def test_it_is_read_once(file, monkeypatch):
     seen: list[Path] = []
-    read = measured.read_regular_file
+    read = measured_file.read_regular_file
     monkeypatch.setattr(
-        measured, "read_regular_file", lambda path, most: seen.append(path) or read(path, most)
+        measured_file, "read_regular_file", lambda path, most: seen.append(path) or read(path, most)
     )
     for n in (1, 2, 3):
         measured_of(problem_of(n), cpu_target())
@@ -208,7 +204,8 @@ def test_it_lies_beside_the_cache(tmp_path):
     """Also when that is cleared. In a cache that others may write to nobody looks."""
     program = """
 from jitfmha.jit import cache_clear
-from jitfmha.planning.measured import Machine, Measurement, Variant, keep, kept
+from jitfmha.planning.measured import Machine, Measurement, Variant
+from jitfmha.planning.measured_file import keep, kept
 print(keep([Measurement(Machine("c", "d"), "kind", 1, 2, Variant("f", "k", "v"), 3.5)]))
 cache_clear()
 print(len(kept()))
@@ -218,7 +215,7 @@ print(len(kept()))
     lines = run_python("-c", program, **environment).stdout.splitlines()
     assert lines == [str(cache / "v1" / "measured.json"), "1"]
     (cache / "v1").chmod(0o777)
-    program = "from jitfmha.planning.measured import kept; print(kept())"
+    program = "from jitfmha.planning.measured_file import kept; print(kept())"
     assert run_python("-c", program, **environment).stdout == "[]\n"
 
 

@@ -18,17 +18,8 @@ from jitfmha.ahead import tune as ahead_tune
 from jitfmha.ahead.profiles import PROFILES
 from jitfmha.ahead.trial_call import trial_call
 from jitfmha.ahead.tune import calls_of_profile
-from jitfmha.planning.measured import (
-    Machine,
-    Measurement,
-    Variant,
-    forget,
-    keep,
-    kept,
-    kind_of,
-    machine_of,
-    to_bytes,
-)
+from jitfmha.planning.measured import Machine, Measurement, Variant, kind_of, machine_of
+from jitfmha.planning.measured_file import forget, keep, kept, to_bytes
 
 _KEYS = 2048
 _SHAPE = f"heads=2,seqlen=1,seqlen_k={_KEYS},hdim=32,dtype=fp32"

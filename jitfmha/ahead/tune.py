@@ -26,10 +26,10 @@ from ..planning.measured import (
     Measurement,
     Variant,
     is_tunable,
-    keep,
     kind_of,
     machine_of,
 )
+from ..planning.measured_file import keep
 from ..planning.plan import Plan
 from ..planning.target import AmdTarget, Target
 from ..problem.features import Feature

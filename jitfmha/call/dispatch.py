@@ -12,7 +12,7 @@ from importlib import import_module
 from math import inf
 from typing import Any, NamedTuple, cast
 
-from ..planning.measured import Measured, measured_of
+from ..planning.measured import Measured
 from ..planning.plan import Contest, Family, Plan, Reason, Refusal, Time
 from ..planning.target import AmdTarget, CpuTarget, Target
 from ..problem.features import DTYPE_FEATURES, Feature
@@ -93,6 +93,8 @@ def propose(problem: Problem, target: Target) -> Proposal:
             plans += answer
     if not plans:
         return Proposal(None, None, tuple(refusals))
+    from ..planning.measured_file import measured_of  # what reads files takes 3 ms to import
+
     measured = measured_of(problem, target)
     if measured is not None:
         plans += _measured_variants(plans, measured)

@@ -145,6 +145,8 @@ class CallKind:
             return None
         for plan in self._plans:
             if plan.serves(sizes):
+                # The next call's lengths are often like these.
+                self._plans = [plan, *(other for other in self._plans if other is not plan)]
                 return plan.launch_for(sizes)
         plan = plan_for(self._problem.with_sizes(sizes), self._target)
         plan.bind()

@@ -12,7 +12,8 @@ from ..ahead.combination import Combination
 from ..ahead.tune import TunedCall, calls_of_profile, tunable_target, tune
 from ..bench.shapes import Shape, shapes_of
 from ..jit.regular_file import read_regular_file, write_whole
-from ..planning.measured import Variant, forget, from_bytes, keep, kept, left_out, to_bytes
+from ..planning.measured import Variant
+from ..planning.measured_file import forget, from_bytes, keep, kept, left_out, to_bytes
 from ..planning.target import CpuTarget
 from ..problem.mask import parse_mask
 from .exit_codes import FAILED, OK, UsageError

@@ -17,7 +17,7 @@ from jitfmha.ahead.combination import Combination
 from jitfmha.ahead.tune import TunedCall, tune
 from jitfmha.amd.manifest import KernelRow
 from jitfmha.kernels.compiled.family import ForwardPlan
-from jitfmha.planning.measured import kept
+from jitfmha.planning.measured_file import kept
 from jitfmha.planning.target import AmdTarget
 from jitfmha.problem.mask import CAUSAL_MASK
 
