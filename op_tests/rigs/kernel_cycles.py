@@ -18,7 +18,6 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple, get_args
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -30,7 +29,6 @@ from jitfmha.call.interface import fmha_bwd, fmha_fwd
 from jitfmha.emulator import emulate
 from jitfmha.emulator.profile import LaunchProfile
 from jitfmha.kernels.cycles import COLUMNS, Part
-from jitfmha.kernels.ready.key_split import KeySplit
 
 from .modelled_call import Kernels, aligned, take_only, torch_dtype
 
@@ -48,6 +46,10 @@ _COMPILED = (
     *(("bf16", (n, n)) for n in (32, 64, 96, 128, 160, 192, 256)),
     *(("bf16", hdims) for hdims in ((64, 128), (128, 64), (192, 128), (576, 512))),
     *((dtype, (n, n)) for dtype in ("fp16", "fp8", "int8", "fp32") for n in (64, 128, 256)),
+)
+# Those that the kernels for few rows have.
+_DECODE = tuple(
+    (dtype, hdims) for dtype, hdims in _COMPILED if dtype != "fp32" and max(hdims) <= 256
 )
 _BACKWARD = tuple(
     (dtype, hdims)
@@ -84,10 +86,11 @@ def _kinds() -> Iterator[_Kind]:
     served: list[tuple[Kernels, Part, Served, tuple[int, ...]]] = [
         ("ready", "forward", _READY, (256, 128)),
         ("compiled", "forward", _COMPILED, (128, 32)),
+        ("compiled", "decode", _DECODE, (64, 32, 16)),
         ("ready", "gradients", _BACKWARD, (512, 256, 128)),
         ("ready", "deterministic", _BACKWARD, (256, 128)),
-        ("compiled", "dq", _BACKWARD, (128,)),
-        ("compiled", "dk_and_dv", _BACKWARD, (128,)),
+        ("compiled", "dq", _BACKWARD, (128, 32)),
+        ("compiled", "dk_and_dv", _BACKWARD, (128, 32)),
     ]
     if os.environ.get(HSA_DIR):
         served += [
@@ -106,22 +109,26 @@ def _profiles(arch: chips.Arch, kind: _Kind, heads: int, length: int) -> tuple[L
     """
     dtype = torch_dtype(kind.dtype, arch)
     hdim_q, hdim_v = kind.hdims
-    rows_q, rows_k = kind.rows, length
-    if kind.part not in ("forward", "dq"):
+    rows_q, rows_k, gqa = kind.rows, length, 1
+    if kind.part == "decode":
+        # A query has them, as heads that are stacked.
+        rows_q, gqa = 1, kind.rows
+    elif kind.part not in ("forward", "dq"):
         rows_q, rows_k = rows_k, rows_q
 
-    def expanded(rows: int, hdim: int, of: torch.dtype = dtype) -> Tensor:
-        return aligned(of, 1, rows, 1, hdim).fill_(1).expand(1, rows, heads, hdim)
+    def expanded(rows: int, hdim: int, heads: int = heads) -> Tensor:
+        return aligned(dtype, 1, rows, 1, hdim).fill_(1).expand(1, rows, heads, hdim)
 
-    q, k, v = expanded(rows_q, hdim_q), expanded(rows_k, hdim_q), expanded(rows_k, hdim_v)
+    q = expanded(rows_q, hdim_q, gqa * heads)
+    k, v = expanded(rows_k, hdim_q), expanded(rows_k, hdim_v)
     is_deterministic = kind.part == "deterministic"
     threads = 1 if is_deterministic else None
     profiled = emulate(arch, profile=True, sample=1, threads=threads)
-    with profiled as run, patch.object(KeySplit, "num_splits", _one):
+    with profiled as run:
         take_only(kind.kernels)
         try:
-            if kind.part == "forward":
-                fmha_fwd(q, k, v, mask=2 if kind.is_masked else 0)
+            if kind.part in ("forward", "decode"):
+                fmha_fwd(q, k, v, mask=2 if kind.is_masked else 0, num_splits=1)
                 return run.profiles()[:1]
             out = expanded(rows_q, hdim_v)
             lse = torch.full((1, heads, rows_q), 10.0)
@@ -140,10 +147,6 @@ def _profiles(arch: chips.Arch, kind: _Kind, heads: int, length: int) -> tuple[L
             return (first,)
         # Of wide heads dk and dv have kernels of their own.
         return tuple(others) if kind.part == "dk_and_dv" else (others[0],)
-
-
-def _one(split: KeySplit, seqlen_q: int, key_tiles: int) -> int:
-    return 1
 
 
 def _rows() -> Iterator[tuple[object, ...]]:
@@ -180,6 +183,8 @@ def _measured(arch: chips.Arch, kind: _Kind) -> _Measured | None:
         return None
     first = found[0]
     slices = max(round(first.launched_workgroups / units), 1)
+    if kind.part == "decode" and slices > 1:
+        return None  # more rows than a workgroup has
     of_row: list[str] = []
     once: list[str] = []
     for shared in range(1, first.occupancy.workgroups + 1):
