@@ -18,6 +18,7 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple, get_args
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from jitfmha.call.interface import fmha_bwd, fmha_fwd
 from jitfmha.emulator import emulate
 from jitfmha.emulator.profile import LaunchProfile
 from jitfmha.kernels.cycles import COLUMNS, Part
+from jitfmha.kernels.ready.key_split import KeySplit
 
 from .modelled_call import Kernels, aligned, take_only, torch_dtype
 
@@ -124,11 +126,14 @@ def _profiles(arch: chips.Arch, kind: _Kind, heads: int, length: int) -> tuple[L
     is_deterministic = kind.part == "deterministic"
     threads = 1 if is_deterministic else None
     profiled = emulate(arch, profile=True, sample=1, threads=threads)
-    with profiled as run:
+    with profiled as run, patch.object(KeySplit, "num_splits", _one):
         take_only(kind.kernels)
         try:
             if kind.part in ("forward", "decode"):
-                fmha_fwd(q, k, v, mask=2 if kind.is_masked else 0, num_splits=1)
+                # Where memory bounds a call, splits are chosen otherwise; ready kernels take no
+                # number of them.
+                num_splits = int(kind.part == "decode")
+                fmha_fwd(q, k, v, mask=2 if kind.is_masked else 0, num_splits=num_splits)
                 return run.profiles()[:1]
             out = expanded(rows_q, hdim_v)
             lse = torch.full((1, heads, rows_q), 10.0)
@@ -147,6 +152,10 @@ def _profiles(arch: chips.Arch, kind: _Kind, heads: int, length: int) -> tuple[L
             return (first,)
         # Of wide heads dk and dv have kernels of their own.
         return tuple(others) if kind.part == "dk_and_dv" else (others[0],)
+
+
+def _one(split: KeySplit, seqlen_q: int, key_tiles: int) -> int:
+    return 1
 
 
 def _rows() -> Iterator[tuple[object, ...]]:
