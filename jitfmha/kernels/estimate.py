@@ -139,6 +139,8 @@ class Machine(NamedTuple):
         An XCD deals its own to its shader engines in turn, some of which may get the longest ones
         of each line.
         """
+        if min(sizes) == max(sizes):
+            return self.cycles_of_launch(sizes, lines * tiles, shared)
         at_once = gcd(lines, self.xcds)
         units = self.compute_units // self.xcds
         engines = min(architecture(self.arch).xcd_engines, units)
