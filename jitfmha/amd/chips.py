@@ -32,6 +32,7 @@ class Architecture(NamedTuple):
         lds_bytes: LDS of a compute unit.
         lds_granularity: bytes of LDS that a workgroup gets a multiple of.
         simd_vgprs: vector registers of a lane that the waves of a SIMD share.
+        xcd_engines: shader engines of an XCD, each of which has some of its compute units.
         lds_read_banks, lds_write_banks: banks of 4 bytes that reads of 16 bytes, and writes of 8,
             find.
         unlisted_chip: the name of the chip that a device is taken for if its PCI id is in no list.
@@ -46,6 +47,7 @@ class Architecture(NamedTuple):
     lds_bytes: int
     lds_granularity: int
     simd_vgprs: int
+    xcd_engines: int
     lds_read_banks: int
     lds_write_banks: int
     unlisted_chip: str

@@ -138,6 +138,7 @@ def estimate_launch(
     workgroups: int,
     compute_units: int,
     xcds: int,
+    xcd_engines: int,
     workgroups_per_unit: int,
     chip: ChipRates,
     line_bytes: int,
@@ -149,6 +150,7 @@ def estimate_launch(
         timed: the sample, workgroup (0, 0, 0) among them.
         grid: workgroups that were launched; where they are not as many as `workgroups`, the
             sample stands for all.
+        xcd_engines: shader engines of each XCD.
         workgroups_per_unit: that share a compute unit.
         memory_bytes: that HBM moves at least.
     """
@@ -167,7 +169,7 @@ def estimate_launch(
     if not costs:
         return None
     every, basis = _predict(costs, grid, workgroups)
-    cycles = _schedule(every, compute_units, xcds, workgroups_per_unit)
+    cycles = _schedule(every, compute_units, xcds, xcd_engines, workgroups_per_unit)
     available = SIMDS * compute_units * cycles
     matrix_busy = sum(cost.matrix for cost in every) / available
     clock = chip.clock.at(matrix_busy)
@@ -258,14 +260,27 @@ def _error(costs: Mapping[Id, _Cost], axes: Sequence[Sequence[_Cost]]) -> float:
 
 
 def _schedule(
-    costs: Sequence[_Cost], compute_units: int, xcds: int, workgroups_per_unit: int
+    costs: Sequence[_Cost],
+    compute_units: int,
+    xcds: int,
+    xcd_engines: int,
+    workgroups_per_unit: int,
 ) -> float:
-    """When the last workgroup ends: each goes to the next XCD, there to the first free slot."""
+    """When the last workgroup ends.
+
+    Each goes to the next XCD, there to the shader engine whose turn it is, which does not depend on
+    where there is room, and of that to the first free slot. Engines have turns like their units.
+    """
     used = min(xcds, compute_units)
-    free_at = [
-        [0.0] * (workgroups_per_unit * len(range(xcd, compute_units, used))) for xcd in range(used)
-    ]
-    for number, cost in enumerate(costs):
-        slots = free_at[number % used]
-        heapq.heapreplace(slots, slots[0] + cost.cycles)
-    return max(max(slots) for slots in free_at)
+    last = 0.0
+    for xcd in range(used):
+        units = len(range(xcd, compute_units, used))
+        free_at = [
+            [0.0] * (workgroups_per_unit * len(range(engine, units, xcd_engines)))
+            for engine in range(xcd_engines)
+        ]
+        for turn, cost in enumerate(costs[xcd::used]):
+            slots = free_at[turn % units % xcd_engines]
+            heapq.heapreplace(slots, slots[0] + cost.cycles)
+        last = max(last, *(time for slots in free_at for time in slots))
+    return last

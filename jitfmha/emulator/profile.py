@@ -175,6 +175,7 @@ class LaunchProfile:
 
     Attributes:
         device: marketing name of the virtual chip.
+        xcd_engines: shader engines of an XCD.
         peak_clock: of the chip, in Hz.
         grid, block: workgroups, and threads of each.
         selected_workgroups: that were to run: all, or the sample.
@@ -196,6 +197,7 @@ class LaunchProfile:
     arch: str
     compute_units: int
     xcds: int
+    xcd_engines: int
     peak_clock: float
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -247,6 +249,7 @@ class LaunchProfile:
             workgroups=self.workgroups,
             compute_units=self.compute_units,
             xcds=self.xcds,
+            xcd_engines=self.xcd_engines,
             workgroups_per_unit=self.workgroups_per_unit,
             chip=self._chip,
             line_bytes=self.rates["line_bytes"],
@@ -313,8 +316,9 @@ class LaunchProfile:
             A timed workgroup shares its compute unit with {self.workgroups_per_unit - 1} copies of
             itself that start together; nothing of the launch around it is modelled.
 
-            Workgroups go to {self.xcds} chiplets in turn, in the order of the launch, and there to
-            the first compute unit of {self.compute_units // self.xcds} with room.
+            Workgroups go to {self.xcds} chiplets in turn, in the order of the launch, there to
+            {self.xcd_engines} shader engines in turn, and of an engine to
+            the first compute unit with room.
 
             The clock falls as matrix units are busier: measured points{assumed} {points}; the time
             of a cycle is on the line through theirs, and attention's matrix work counts for
@@ -461,6 +465,7 @@ def _launch(facts: dict[str, Any]) -> LaunchProfile:
         arch=emulated.architecture.name,
         compute_units=emulated.compute_units,
         xcds=emulated.xcds,
+        xcd_engines=emulated.architecture.xcd_engines,
         peak_clock=clock_of(emulated.name).peak,
         rates=dict(rates_of(emulated.architecture.name)),
         work=_work(counts),

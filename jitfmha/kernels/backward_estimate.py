@@ -15,6 +15,7 @@ from .estimate import MOST_TILES, Lengths, Machine, Moved, spans_of_tiles
 from .ready.key_split import LAUNCH_GAP_SECONDS
 
 _ELEMENT_BYTES, _SUM_BYTES = 2, 4
+_STEP = 32  # rows that workgroups go through at a time
 _EDGE_SECONDS = 2e-6  # of a launch that does little, by the cost model
 # Deterministic workgroups of a key head add to a tile of dq one after the other: so many tiles and
 # cycles after the one before, and under a causal mask, where most have begun later anyway, a share
@@ -28,7 +29,7 @@ class BackwardKernels(NamedTuple):
     Attributes:
         kernels: whose they are.
         rows: that workgroups of the kernel of dk and dv have, of keys.
-        edges: launches before and after that of the gradients.
+        edges: launches before and after that of the gradients, or of others than that of dq.
         has_lines_of_queries: whether each query head has workgroups of its own, also where query
             heads share a key head.
     """
@@ -57,7 +58,7 @@ def backward_seconds(
         of_keys = _seconds(
             problem, machine, kernels, "dk_and_dv", lengths, products=2 * hdim_q + 2 * hdim_v
         )
-        return of_queries + of_keys + LAUNCH_GAP_SECONDS
+        return of_queries + of_keys + kernels.edges * LAUNCH_GAP_SECONDS
     part: Part = "deterministic" if is_turns else "gradients"
     gradients = _seconds(problem, machine, kernels, part, lengths, products=3 * hdim_q + 2 * hdim_v)
     # The first reads out and dout; float32 sums of dq are zeroed, and read for dq.
@@ -84,22 +85,26 @@ def _seconds(
     of_rows = (each for each in measured if each.rows == kernels.rows)
     cycles = next(of_rows, None) or measured[-1].with_rows(kernels.rows)
     own, other = lengths
+    of_own, of_other = problem.heads_q, problem.heads_k
     lines, rounds = problem.batch * problem.heads_q, 1
     if part != "dq":
         own, other = other, own
+        of_own, of_other = of_other, of_own
         mask = mask._replace(left=mask.right, right=mask.left)
         if not kernels.has_lines_of_queries:
             lines, rounds = problem.batch * problem.heads_k, gqa
     tiles = -(-own // cycles.rows)
     spans = spans_of_tiles(mask, own, other, tiles, cycles.rows, -(-tiles // MOST_TILES))
-    counts = [rounds * (end - begin) for begin, end in spans]
+    if kernels.kernels == "compiled" and measured[0].rows < cycles.rows:
+        cycles = measured[0].towards(cycles, own / tiles)
+    counts = [rounds * -(-(end - begin) // _STEP) * _STEP for begin, end in spans]
     workgroups = lines * tiles
     shared = min(cycles.most_shared, -(-workgroups // machine.compute_units))
     launches = []
     for lengths_of_pack in Lengths.of(problem):
         rows = [count * share for share in lengths_of_pack.keys for count in counts]
         sizes = [cycles.of_workgroup(shared, count) for count in rows]
-        launches.append(machine.cycles_of_launch(sizes, workgroups, shared))
+        launches.append(machine.cycles_of_lines(sizes, lines, tiles, shared))
     launch = sum(launches) / len(launches)
     if part == "deterministic":
         tile = 32 * max(128 // hdims[0], 1)  # of queries
@@ -109,11 +114,8 @@ def _seconds(
         )
         launch += waits if mask.is_none else _MASKED_SHARE * waits
     total = workgroups * sum(counts) / len(counts) * cycles.rows * products
-    moved = (
-        problem.batch
-        * _ELEMENT_BYTES
-        * sum(hdims)
-        * (2 * problem.heads_q * lengths[0] + 2 * problem.heads_k * lengths[1])
-    )
-    compute = machine.seconds_of(launch, total)
-    return machine.overlapped(compute, Moved(moved / 2, moved / 2), shared)
+    # What a workgroup has for itself it loads before, and its sums of that it stores behind.
+    widths = problem.batch * _ELEMENT_BYTES * sum(hdims)
+    seeing = sum(map(bool, counts)) / len(counts)
+    moved = Moved(2 * widths * of_own * own * seeing, widths * of_other * other)
+    return machine.overlapped(machine.seconds_of(launch, total), moved, shared)

@@ -17,14 +17,16 @@ from ..amd.chips import Arch
 CyclesOf = Literal["ready", "compiled", "aiter"]
 """Whose kernels: code objects of ours or of AITER's, or what is compiled for a call."""
 
-Part = Literal["forward", "gradients", "deterministic", "dq", "dk_and_dv"]
-"""Of a pass: the kernel of a backward pass that makes all gradients, or those that make some."""
+Part = Literal["forward", "decode", "gradients", "deterministic", "dq", "dk_and_dv"]
+"""Of a pass: a forward kernel, or one for few rows, whose waves share keys; the kernel of a
+backward pass that makes all gradients, or those that make some."""
 
 COLUMNS = (
     *("arch", "kernels", "part", "dtype", "hdim_q", "hdim_v", "rows", "masked"),
     *("cycles_of_row", "cycles_once"),
 )
 _FILE = Path(__file__).with_name("cycles.csv")
+WAVE_ROWS = 32
 # Others have the cycles of this data type.
 _USUAL_DTYPE = "bf16"
 
@@ -52,8 +54,30 @@ class KernelCycles(NamedTuple):
         return self._replace(rows=rows, of_row=tuple(x * rows / self.rows for x in self.of_row))
 
     def of_workgroup(self, shared: int, rows: float) -> float:
-        """Cycles of each of ``shared`` workgroups of a unit that go through so many rows."""
+        """Cycles of each of ``shared`` workgroups of a unit that go through so many rows.
+
+        One that goes through none ends at once.
+        """
+        if not rows:
+            return 0.0
         return self.once[shared - 1] + self.of_row[shared - 1] * rows
+
+    def towards(self, other: KernelCycles, rows: float) -> KernelCycles:
+        """Between these and the ``other`` ones of a kernel whose waves without rows do nothing.
+
+        Workgroups have so many ``rows`` on average, of which a wave has `WAVE_ROWS`.
+        """
+        waves = -(-min(rows, other.rows) // WAVE_ROWS)
+        share = (waves * WAVE_ROWS - self.rows) / (other.rows - self.rows)
+
+        def between(least: tuple[float, ...], most: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(a + share * (b - a) for a, b in zip(least, most, strict=True))
+
+        return KernelCycles(
+            int(self.rows + share * (other.rows - self.rows)),
+            between(self.of_row, other.of_row),
+            between(self.once, other.once),
+        )
 
 
 @cache

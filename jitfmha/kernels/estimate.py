@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapreplace
+from math import gcd
 from typing import NamedTuple
 
 from ..amd.chips import Arch, architecture, chip
@@ -21,9 +22,8 @@ from ..amd.manifest import KernelRow
 from ..planning.target import AmdTarget
 from ..problem.mask import Mask
 from ..problem.problem import Problem, element_bytes
-from .cycles import CyclesOf, KernelCycles, kernel_cycles
+from .cycles import WAVE_ROWS, CyclesOf, KernelCycles, Part, kernel_cycles
 
-_WAVE_ROWS = 32
 _SIMDS = 4  # of a compute unit
 # Of tiles, more than so many are not looked at one by one.
 MOST_TILES = 32
@@ -133,6 +133,31 @@ class Machine(NamedTuple):
             heapreplace(free_at, free_at[0] + sizes[number * len(sizes) // of_xcd])
         return max(free_at)
 
+    def cycles_of_lines(self, sizes: Sequence[float], lines: int, tiles: int, shared: int) -> float:
+        """The same where workgroups of a line follow one another, of as many lines as XCDs share.
+
+        An XCD deals its own to its shader engines in turn, some of which may get the longest ones
+        of each line.
+        """
+        if min(sizes) == max(sizes):
+            return self.cycles_of_launch(sizes, lines * tiles, shared)
+        at_once = gcd(lines, self.xcds)
+        units = self.compute_units // self.xcds
+        engines = min(architecture(self.arch).xcd_engines, units)
+        most = _MOST_SCHEDULED * at_once // self.xcds
+        longest = 0.0
+        for xcd in range(0, self.xcds, at_once):
+            free_at = [[0.0] * (shared * len(range(e, units, engines))) for e in range(engines)]
+            numbers = range(xcd, lines * tiles, self.xcds)
+            for turn, number in enumerate(numbers[:most]):
+                slots = free_at[turn % units % engines]
+                heapreplace(slots, slots[0] + sizes[number // at_once % len(sizes)])
+            # What others take on average, all units take longer.
+            mean = max(sum(slots) / len(slots) for slots in free_at)
+            last = max(map(max, free_at)) + mean * max(len(numbers) / most - 1, 0)
+            longest = max(longest, last)
+        return longest
+
     def seconds_of(self, cycles: float, products: float) -> float:
         """Of a launch of so many cycles with so many multiplications, of 16-bit numbers."""
         of_matrix = products / (_UNIT_PRODUCTS[self.arch] * self.compute_units)
@@ -159,7 +184,14 @@ class ForwardEstimate:
     """
 
     def __init__(
-        self, problem: Problem, target: AmdTarget, kernels: CyclesOf, row: KernelRow, slices: int
+        self,
+        problem: Problem,
+        target: AmdTarget,
+        kernels: CyclesOf,
+        row: KernelRow,
+        slices: int,
+        *,
+        part: Part = "forward",
     ) -> None:
         """Prepare for a kernel that makes the output in ``slices``; ``row`` describes it."""
         self._machine = Machine.of(target)
@@ -167,23 +199,19 @@ class ForwardEstimate:
         self.lengths = Lengths.of(problem)
         self._sink_size = problem.modifiers.sink_size
         self._ts_qo, self._ts_kv = row.ts_qo, row.ts_kv
-        self._waves = max(row.ts_qo / (_WAVE_ROWS * _SIMDS), 1)
+        self._waves = max(row.ts_qo / (WAVE_ROWS * _SIMDS), 1)
         self._rows_of_query = problem.gqa if row.stacks_heads else 1
         self._lines = problem.batch * problem.heads_q // self._rows_of_query * slices
         self._is_paired = "tile_pairs" in row.grid
         dtype = "fp8" if problem.is_fp8 else problem.dtype
         hdims = problem.hdim_q, -(-problem.hdim_v // slices)
-        measured = kernel_cycles(
-            target.arch, kernels, "forward", dtype, hdims, not problem.mask.is_none
-        )
-        if kernels != "compiled":
+        measured = kernel_cycles(target.arch, kernels, part, dtype, hdims, not problem.mask.is_none)
+        if kernels != "compiled" or part == "decode":
             # Their waves go through all keys, whether they have rows or not.
             of_tile = (each for each in measured if each.rows == row.ts_qo)
             measured = (next(of_tile, None) or measured[-1].with_rows(row.ts_qo),)
         elif row.ts_qo < measured[-1].rows:
             measured = measured[:1]  # a kernel for few rows
-        elif problem.dtype != "fp32":
-            measured = measured[-1:]  # which has none of those
         self._cycles = measured
         bytes_of = element_bytes(problem)
         widths = problem.hdim_q, problem.hdim_v
@@ -221,10 +249,9 @@ class ForwardEstimate:
         sizes, products = [], 0.0
         for share, count, tiles_of_it in zip(lengths.keys, queries, tiles, strict=True):
             cycles = self._cycles_of(count * self._rows_of_query / tiles_of_it)
-            rows_in_waves = -(-cycles.rows // _WAVE_ROWS) * _WAVE_ROWS
             for keys in self._keys_of_tiles(count, round(share * seqlen_k), tiles_of_it, step):
                 sizes.append(cycles.of_workgroup(shared, keys / num_splits))
-                products += keys / num_splits * rows_in_waves
+                products += keys / num_splits * cycles.rows
         workgroups = -(-self._lines * sum(tiles) * num_splits // len(tiles))
         launch = machine.cycles_of_launch(sizes, workgroups, shared)
         products *= workgroups / len(sizes) * self._products_of_key
@@ -235,20 +262,7 @@ class ForwardEstimate:
     def _cycles_of(self, rows: float) -> KernelCycles:
         """Of workgroups with so many rows on average, between what was measured of few and all."""
         few, *more = self._cycles
-        if not more:
-            return few
-        (every,) = more
-        waves = -(-min(rows, every.rows) // _WAVE_ROWS) - few.rows / _WAVE_ROWS
-        share = waves * _WAVE_ROWS / (every.rows - few.rows)
-
-        def between(least: tuple[float, ...], most: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(a + share * (b - a) for a, b in zip(least, most, strict=True))
-
-        return KernelCycles(
-            int(few.rows + share * (every.rows - few.rows)),
-            between(few.of_row, every.of_row),
-            between(few.once, every.once),
-        )
+        return few.towards(more[0], rows) if more else few
 
     def _keys_of_tiles(self, seqlen_q: int, seqlen_k: int, tiles: int, step: int) -> list[int]:
         """The keys that workgroups go through, by their tiles."""

@@ -21,7 +21,7 @@ from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 _PACKAGE = Path(jitfmha.__file__).parent
 _SOURCED = (_PACKAGE / "emulator" / "rates.json", _PACKAGE / "amd" / "clocks.json")
-_UNITS, _XCDS, _CLOCK = 304, 8, 2.1e9
+_UNITS, _XCDS, _ENGINES, _CLOCK = 304, 8, 4, 2.1e9
 # A cycle takes 0.34 ns, and 0.31 more where matrix units work all the time.
 _CHIP = ChipRates(
     Clock(_CLOCK, ((0.5, 2.0e9), (0.9, 1.6e9)), activity=1.0, measured_on="none"),
@@ -55,6 +55,7 @@ def _estimate(
         workgroups=workgroups or total,
         compute_units=_UNITS,
         xcds=xcds,
+        xcd_engines=_ENGINES,
         workgroups_per_unit=workgroups_per_unit,
         chip=_CHIP,
         line_bytes=128,
@@ -160,11 +161,15 @@ def test_workgroups_that_share_a_unit_share_its_work():
         (608, lambda x: 1000 if x < 304 else 500, 8, 1500, 1500),
         (912, lambda x: 3000 if x >= 608 else 1000, 8, 5000, 5000),
         # A unit that is free takes the next one: two rounds of 900 cycles would be 1800.
-        (608, lambda x: 900 if x // 8 % 2 else 100, 8, 1000, 1799),
+        (608, lambda x: 900 if x // 32 % 2 else 100, 8, 1000, 1799),
         # All long ones are the first chiplet's: its 38 units need two rounds of them.
         (608, lambda x: 1000 if x % 8 == 0 else 10, 8, 2000, 2000),
-        # Of four chiplets, each has twice as many units for them.
-        (608, lambda x: 1000 if x % 8 == 0 else 10, 4, 1001, 1999),
+        # Of four chiplets each has twice as many units for them, of every engine.
+        (608, lambda x: 1000 if x % 32 in (0, 4, 8, 12) else 10, 4, 1001, 1999),
+        # All long ones are one engine's: of its ten units each has one, of nine one has two.
+        (304, lambda x: 1000 if x // 8 % 4 == 0 else 10, 8, 1000, 1000),
+        (608, lambda x: 1000 if x // 8 % 38 % 4 == 0 else 10, 8, 2000, 2000),
+        (608, lambda x: 1000 if x // 8 % 38 % 4 == 0 and x < 304 else 10, 8, 1010, 1010),
     ],
 )
 def test_the_order_of_the_launch_and_chiplets_count(workgroups, cycles, xcds, least, most):

@@ -49,6 +49,10 @@ _COMPILED = (
     *(("bf16", hdims) for hdims in ((64, 128), (128, 64), (192, 128), (576, 512))),
     *((dtype, (n, n)) for dtype in ("fp16", "fp8", "int8", "fp32") for n in (64, 128, 256)),
 )
+# Those that the kernels for few rows have.
+_DECODE = tuple(
+    (dtype, hdims) for dtype, hdims in _COMPILED if dtype != "fp32" and max(hdims) <= 256
+)
 _BACKWARD = tuple(
     (dtype, hdims)
     for dtype in ("bf16", "fp16")
@@ -84,10 +88,11 @@ def _kinds() -> Iterator[_Kind]:
     served: list[tuple[Kernels, Part, Served, tuple[int, ...]]] = [
         ("ready", "forward", _READY, (256, 128)),
         ("compiled", "forward", _COMPILED, (128, 32)),
+        ("compiled", "decode", _DECODE, (64, 32, 16)),
         ("ready", "gradients", _BACKWARD, (512, 256, 128)),
         ("ready", "deterministic", _BACKWARD, (256, 128)),
-        ("compiled", "dq", _BACKWARD, (128,)),
-        ("compiled", "dk_and_dv", _BACKWARD, (128,)),
+        ("compiled", "dq", _BACKWARD, (128, 32)),
+        ("compiled", "dk_and_dv", _BACKWARD, (128, 32)),
     ]
     if os.environ.get(HSA_DIR):
         served += [
@@ -106,22 +111,29 @@ def _profiles(arch: chips.Arch, kind: _Kind, heads: int, length: int) -> tuple[L
     """
     dtype = torch_dtype(kind.dtype, arch)
     hdim_q, hdim_v = kind.hdims
-    rows_q, rows_k = kind.rows, length
-    if kind.part not in ("forward", "dq"):
+    rows_q, rows_k, gqa = kind.rows, length, 1
+    if kind.part == "decode":
+        # A query has them, as heads that are stacked.
+        rows_q, gqa = 1, kind.rows
+    elif kind.part not in ("forward", "dq"):
         rows_q, rows_k = rows_k, rows_q
 
-    def expanded(rows: int, hdim: int, of: torch.dtype = dtype) -> Tensor:
-        return aligned(of, 1, rows, 1, hdim).fill_(1).expand(1, rows, heads, hdim)
+    def expanded(rows: int, hdim: int, heads: int = heads) -> Tensor:
+        return aligned(dtype, 1, rows, 1, hdim).fill_(1).expand(1, rows, heads, hdim)
 
-    q, k, v = expanded(rows_q, hdim_q), expanded(rows_k, hdim_q), expanded(rows_k, hdim_v)
+    q = expanded(rows_q, hdim_q, gqa * heads)
+    k, v = expanded(rows_k, hdim_q), expanded(rows_k, hdim_v)
     is_deterministic = kind.part == "deterministic"
     threads = 1 if is_deterministic else None
     profiled = emulate(arch, profile=True, sample=1, threads=threads)
     with profiled as run, patch.object(KeySplit, "num_splits", _one):
         take_only(kind.kernels)
         try:
-            if kind.part == "forward":
-                fmha_fwd(q, k, v, mask=2 if kind.is_masked else 0)
+            if kind.part in ("forward", "decode"):
+                # Where memory bounds a call, splits are chosen otherwise; ready kernels take no
+                # number of them.
+                num_splits = int(kind.part == "decode")
+                fmha_fwd(q, k, v, mask=2 if kind.is_masked else 0, num_splits=num_splits)
                 return run.profiles()[:1]
             out = expanded(rows_q, hdim_v)
             lse = torch.full((1, heads, rows_q), 10.0)
@@ -180,6 +192,8 @@ def _measured(arch: chips.Arch, kind: _Kind) -> _Measured | None:
         return None
     first = found[0]
     slices = max(round(first.launched_workgroups / units), 1)
+    if kind.part == "decode" and slices > 1:
+        return None  # more rows than a workgroup has
     of_row: list[str] = []
     once: list[str] = []
     for shared in range(1, first.occupancy.workgroups + 1):

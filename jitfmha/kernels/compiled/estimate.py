@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ...planning.target import AmdTarget
 from ...problem.problem import Problem
+from ..cycles import Part
 from ..estimate import ForwardEstimate
 from .split_choice import SplitChoice
 from .traits import ForwardTraits, blocks_of, forward_tile, stacks_heads
@@ -48,7 +49,8 @@ class CompiledEstimate:
             self._traits, stacks_heads=stacks, row_blocks=row_blocks, decode_blocks=decode_blocks
         )
         row = traits.row()
-        estimate = ForwardEstimate(problem, self._target, "compiled", row, traits.slices)
+        part: Part = "decode" if decode_blocks else "forward"
+        estimate = ForwardEstimate(problem, self._target, "compiled", row, traits.slices, part=part)
         # As many waves share a SIMD as workgroups of four waves share a unit.
         row = row._replace(waves_of_simd=estimate.most_shared)
         splits = SplitChoice(

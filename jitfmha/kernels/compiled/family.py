@@ -213,7 +213,8 @@ class BackwardPlan(CompiledPlan):
     def seconds(self, seqlen_q: int, seqlen_k: int) -> float | None:
         if self.traits.dtype == "fp32" or self.traits.streams:
             return None  # no other family has such kernels
-        kernels = BackwardKernels("compiled", self.traits.tile.own_rows, edges=0)
+        others = len(self.traits.kernels()) - 1
+        kernels = BackwardKernels("compiled", self.traits.tile.own_rows, edges=others)
         return backward_seconds(self.problem, self.target, kernels, seqlen_q, seqlen_k)
 
     @property

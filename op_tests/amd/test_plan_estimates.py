@@ -1,0 +1,87 @@
+"""What estimates of plans are put together from: cycles of workgroups, launches, and combining."""
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from untyped import explain
+
+from jitfmha.amd.chips import Arch
+from jitfmha.amd.clock import clock_of
+from jitfmha.kernels.compiled.decode import decode_tile
+from jitfmha.kernels.compiled.traits import forward_tile
+from jitfmha.kernels.cycles import KernelCycles, kernel_cycles
+from jitfmha.kernels.estimate import Machine
+from jitfmha.kernels.ready.combine_estimate import combine_seconds
+from jitfmha.kernels.ready.key_split import KeySplit
+
+_DECODE = "gfx942", "compiled", "decode", "bf16", (64, 64), False
+_ENGINES, _UNITS_OF_ENGINE, _XCDS = 4, 8, 8
+
+
+def _machine() -> Machine:
+    units = _XCDS * _ENGINES * _UNITS_OF_ENGINE
+    return Machine("gfx950", units, _XCDS, 7e12, clock_of("MI355X"))
+
+
+@pytest.mark.parametrize("lines_of_xcd", [_UNITS_OF_ENGINE, 64, 1024])
+def test_an_engine_gets_the_longest_tile_of_every_line(lines_of_xcd):
+    sizes = [4000.0, 3000.0, 2000.0, 1000.0]
+    cycles = _machine().cycles_of_lines(sizes, _XCDS * lines_of_xcd, _ENGINES, shared=1)
+    assert cycles == pytest.approx(sizes[0] * lines_of_xcd / _UNITS_OF_ENGINE)
+
+
+def test_engines_share_the_tiles_of_lines_that_do_not_divide_by_them():
+    sizes = [5000.0, 4000.0, 3000.0, 2000.0, 1000.0]
+    cycles = _machine().cycles_of_lines(sizes, _XCDS * 64, len(sizes), shared=1)
+    mean = 64 * sum(sizes) / (_ENGINES * _UNITS_OF_ENGINE)
+    assert mean <= cycles <= mean + sizes[0]
+
+
+def test_xcds_share_the_tiles_of_one_line():
+    sizes = [1.0] * 16
+    sizes[8] = 1000.0
+    assert _machine().cycles_of_lines(sizes, 1, len(sizes), shared=1) == 1000
+
+
+def test_workgroups_of_more_waves_take_what_lies_between():
+    few, every = KernelCycles(32, (10.0,), (1000.0,)), KernelCycles(128, (40.0,), (4000.0,))
+    assert few.towards(every, 1) == few.towards(every, 32) == few
+    assert few.towards(every, 97) == few.towards(every, 128) == every
+    assert few.towards(every, 33) == KernelCycles(64, (20.0,), (2000.0,))
+    assert every.of_workgroup(1, 100) == 4000 + 40 * 100
+    assert every.of_workgroup(1, 0) == 0
+
+
+@pytest.mark.parametrize("arch", get_args(Arch))
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp8", "int8"])
+@pytest.mark.parametrize(("hdim", "most_blocks"), [(64, 4), (128, 4), (256, 2)])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_every_tile_of_few_rows_was_measured(arch, dtype, hdim, most_blocks, is_masked):
+    of_dtype = {"fp8": "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"}.get(dtype, dtype)
+    tile = forward_tile(arch, of_dtype, hdim, hdim)
+    blocks = [n for n in (1, 2, 4) if n <= most_blocks]
+    measured = kernel_cycles(arch, "compiled", "decode", dtype, (hdim, hdim), is_masked)
+    rows = [decode_tile(tile, hdim, n).tile_q for n in blocks]
+    assert [each.rows for each in measured] == rows
+
+
+def test_calls_of_few_rows_take_what_kernels_for_few_rows_do():
+    kernel = {each.rows: each for each in kernel_cycles(*_DECODE)}
+    for gqa in kernel:
+        q, k = torch.zeros(8, 1, 4 * gqa, 64), torch.zeros(8, 64, 4, 64)
+        plan = explain(*(x.bfloat16() for x in (q, k, k)), device="MI300X").plan
+        assert plan.family == "compiled"
+        # One workgroup a unit and one split: nothing but its cycles, and a little of memory.
+        seconds = kernel[gqa].of_workgroup(1, 64) / clock_of("MI300X").peak
+        assert plan.seconds(1, 64) == pytest.approx(seconds, rel=0.1)
+
+
+def test_of_tiles_the_rows_that_there_are_take_time_to_combine():
+    whole = KeySplit(64, 256, 304, 128, 1e-6, 1.4, 0.4e-12)
+    for rows in (1, 255, 256, 300):
+        seconds = combine_seconds(whole, rows, 4)
+        assert seconds == combine_seconds(replace(whole, ts_qo=32), rows, 4)
+        assert seconds > combine_seconds(whole, rows - 1, 4)
+    assert combine_seconds(whole, 256, 1) == 0
