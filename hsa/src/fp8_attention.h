@@ -59,8 +59,9 @@ struct Fp8Attention : Attention<Keys, Values, FP8, Rounding::nearest_even, FP8::
   using Base::query, Base::score, Base::probability, Base::output;
   static_assert(kKeySteps % 2 == 0 && kQuerySteps % 2 == 0);
 
-  // Operands from LDS, two for a product, are read this many products ahead.
-  static constexpr int kAhead = 3;
+  // Operands from LDS, two for a product, are read this many products ahead. A wide output leaves
+  // registers for fewer.
+  static constexpr int kAhead = kValueBlocks > 4 ? 2 : 3;
 
   // What a matrix phase multiplies with the probabilities, then with the queries.
   struct Operands {

@@ -2,6 +2,7 @@
 // into operands of matrix products, whose chunks have 16 values.
 #pragma once
 
+#include "attention.h"
 #include "tiles.h"
 
 // Tiles of kRows rows of kRowBytes bytes in global memory, one after the other.
@@ -32,41 +33,45 @@ struct TileSource {
   }
 };
 
-// A tile of 8-bit keys: rows of 128 values.
-template <int kKeyCount, int kThreads>
-struct Fp8KeyTile : Tile<kKeyCount, 8> {
-  using Base = Tile<kKeyCount, 8>;
-  static constexpr int kKeys = kKeyCount, kChunks = 8, kSteps = 4;
-  // Eight threads load a row.
-  static constexpr int kLoadedRows = kThreads / 8, kLoads = kKeys / kLoadedRows;
-  using Source = TileSource<kKeys, 128>;
+// A tile of 8-bit keys: rows of kHdim values.
+template <int kKeyCount, int kHdim, int kThreads>
+struct Fp8KeyTile : Tile<kKeyCount, kHdim / 16> {
+  using Base = Tile<kKeyCount, kHdim / 16>;
+  static constexpr int kKeys = kKeyCount, kChunks = kHdim / 16, kSteps = kHdim / 32;
+  // A thread loads a chunk of a row.
+  static constexpr int kLoadedRows = kThreads / kChunks, kLoads = kKeys / kLoadedRows;
+  using Source = TileSource<kKeys, kHdim>;
 
   struct Registers {
     u32x4 chunk[kLoads];
   };
 
   __device__ static int place(int row, int chunk) {
-    return Base::template place<8>(row, chunk, kBankChunks == 16 ? row / 2 : row);
+    // Rows of half the banks' width lie in pairs.
+    return Base::template place<kChunks>(row, chunk, kChunks < kBankChunks ? row / 2 : row);
   }
 
-  // Where a thread's first load begins, in bytes from the tile's.
+  // Where a thread's first load begins, in bytes from the tile's. How far others are from it is in
+  // scalar registers: sums would take a vector register for each load throughout the loop.
   __device__ static int first_offset(unsigned stride, int thread) {
-    return thread / 8 * stride + thread % 8 * 16;
+    return thread / kChunks * stride + thread % kChunks * 16;
   }
 
   template <bool kAreFar>
   __device__ static void load(Registers& to, const Source& from, int offset, int thread, int i) {
     const int row = i * kLoadedRows;
-    if constexpr (kAreFar)
-      to.chunk[i] = load_far<u32x4>(from.rows, thread / 8 + row, thread % 8 * 16);
-    else
-      to.chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(from.buffer(),
-                                                          offset + row * from.rows.stride, 0, 0);
+    if constexpr (kAreFar) {
+      thread = opaque_below<kThreads>(thread);
+      to.chunk[i] = load_far<u32x4>(from.rows, thread / kChunks + row, thread % kChunks * 16);
+    } else {
+      to.chunk[i] =
+          __builtin_amdgcn_raw_buffer_load_b128(from.buffer(), offset, row * from.rows.stride, 0);
+    }
   }
 
   __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
     static_assert(kLoadedRows % 16 == 0);
-    const Lds<char> first = tile + place(thread / 8, thread % 8);
+    const Lds<char> first = tile + place(thread / kChunks, thread % kChunks);
 #pragma unroll
     for (int i = 0; i < kLoads; ++i)
       *(Lds<u32x4>)(first + i * kLoadedRows * Base::kRowBytes) = from.chunk[i];
@@ -76,7 +81,7 @@ struct Fp8KeyTile : Tile<kKeyCount, 8> {
 
   // Rows 32 * block and on, values 32 * step and on; `first` is where first_operand is.
   __device__ static u32x4 operand(Lds<const char> first, int block, int step) {
-    return Base::template operand<8>(first, block, step);
+    return Base::template operand<kChunks>(first, block, step);
   }
 };
 
@@ -91,7 +96,6 @@ struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
   static constexpr int kDwords = kChunks * 4 * kColumns / kThreads;
   static_assert(kDwords == 1 || kDwords == 2);
   static_assert(kChunks == 4 || kChunks == 8);
-  static_assert(kColumns == 32);
   using Source = TileSource<kKeys, kHdim>;
   static constexpr int kLoads = 4 * kDwords;
 
@@ -104,10 +108,10 @@ struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
   // columns and a whole chunk.
   static constexpr int kPieces = 4 / kDwords;
   __device__ static int column_of(int thread) {
-    return thread % 8 + thread / (8 * kPieces) % 4 * 8;
+    return thread % 8 + thread / (8 * kPieces) % (kColumns / 8) * 8;
   }
   __device__ static int dword_of(int thread) { return thread / 8 % kPieces * kDwords; }
-  __device__ static int chunk_of(int thread) { return thread / (32 * kPieces); }
+  __device__ static int chunk_of(int thread) { return thread / (kColumns * kPieces); }
   // The key of load i, less that of the first one; and the first one's.
   __device__ static constexpr int key_of_load(int i) { return i / 4 * 8 + i % 4; }
   __device__ static int first_key(int thread) {
@@ -136,11 +140,13 @@ struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
   template <bool kAreFar>
   __device__ static void load(Registers& to, const Source& from, int offset, int thread, int i) {
     const int key = key_of_load(i);
-    if constexpr (kAreFar)
+    if constexpr (kAreFar) {
+      thread = opaque_below<kThreads>(thread);
       to.row[i] = load_far<unsigned>(from.rows, first_key(thread) + key, column_of(thread) * 4);
-    else
-      to.row[i] = __builtin_amdgcn_raw_buffer_load_b32(from.buffer(),
-                                                       offset + key * from.rows.stride, 0, 0);
+    } else {
+      to.row[i] =
+          __builtin_amdgcn_raw_buffer_load_b32(from.buffer(), offset, key * from.rows.stride, 0);
+    }
   }
 
   __device__ static void store(Lds<char> tile, const Registers& from, int thread) {

@@ -1,14 +1,15 @@
-// Forward with 8-bit inputs, hdim 128. Two groups of waves take turns as forward_turns.h says, but
-// the softmax takes longer than the products. So group 1, whose softmax comes first between two
-// barriers, goes before group 0 with it: its matrix phase then runs beside group 0's softmax.
+// Forward with 8-bit inputs, hdim 128 or 256. Two groups of waves take turns as forward_turns.h
+// says, but the softmax takes as long as the products, or longer. So group 1, whose softmax comes
+// first between two barriers, goes before group 0 with it: its matrix phase then runs beside group
+// 0's softmax.
 #pragma once
 
 #include "forward_output.h"
 #include "fp8_attention.h"
 #include "fp8_tiles.h"
 
-static_assert(kHdimQ == 128 && kHdimV == 128 && kGroups == 2);
-using Keys = Fp8KeyTile<kTileKeys, kThreads>;
+static_assert(kGroups == 2);
+using Keys = Fp8KeyTile<kTileKeys, kHdimQ, kThreads>;
 using Values = Fp8ValueTile<kTileKeys, kHdimV, kThreads>;
 using Wave = Fp8Attention<Keys, Values>;
 
@@ -20,21 +21,7 @@ constexpr int kOutputExchange = kTilesBytes, kSharedBytes = kTilesBytes + kExcha
 static_assert(kSharedBytes <= kLdsBytes);
 
 constexpr int kLoads = Values::kLoads + Keys::kLoads;
-
-// Makes operands of the rows that were loaded, as exchange_queries() does; a row is as wide as an
-// exchange here.
-__device__ inline void exchange_rows(u32x4 (&query)[Exchange::kPasses], Lds<char> exchange,
-                                     int lane) {
-#pragma unroll
-  for (int pass = 0; pass < Exchange::kPasses; ++pass)
-    *(Lds<u32x4>)(exchange + Exchange::place(Exchange::row_of(pass, lane),
-                                             Exchange::chunk_of(lane))) = query[pass];
-  wave_barrier();
-#pragma unroll
-  for (int step = 0; step < Exchange::kPasses; ++step)
-    query[step] = *(Lds<const u32x4>)(exchange + Exchange::operand_place(step, lane));
-  wave_barrier();
-}
+constexpr int kKeyProducts = Wave::kQuerySteps * Wave::kKeyBlocks / 2;
 
 template <bool kAreFar>
 __device__ inline void attend(Task task, Lds<char> lds, int thread) {
@@ -94,7 +81,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
     key_source.advance();
     load_queries<kAreFar>(wave.query, head.q.from(first_row), lane);
     load_all();
-    exchange_rows(wave.query, exchange, lane);
+    exchange_queries(wave.query, exchange, lane);
     Keys::store(key_buffer(0), first_keys, thread);
     barrier();
     if (group == 1) {
@@ -126,11 +113,17 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
       advance();
       wave.multiply_values(operands, i == 0);
       if (i + 1 == tiles) break;
-      // Two loads after each product: all at once would make the waves queue.
+      // Two loads after each product: all at once would make the waves queue. Beside the last ones,
+      // which read no operands any more, there are registers for what is loaded; for addresses of
+      // rows that are far there are only behind them.
       wave.multiply_keys(operands, [&](int n) {
-        load(2 * n);
-        load(2 * n + 1);
+        constexpr int kFirst = kKeyProducts - (kLoads + 1) / 2;
+        static_assert(kFirst >= 0);
+        if (kAreFar || n < kFirst) return;
+        load(2 * (n - kFirst));
+        load(2 * (n - kFirst) + 1);
       });
+      if (kAreFar) load_all();
       __builtin_amdgcn_s_setprio(0);
       if (group == 1) {
         // Before the softmax of group 0, which has all the time of the matrix phase to come.
