@@ -176,6 +176,7 @@ class Kernel:
             "GROUP": self.mode,
             "TILE_ROWS": self.tile[0],
             "TILE_KEYS": self.tile[1],
+            "PAGED": 0,
             "KERNEL": f'"{self.name}"',
             "COMBINE": f'"{self.combine_name}"',
         }

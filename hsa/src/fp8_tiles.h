@@ -6,12 +6,12 @@
 #include "tiles.h"
 
 // Tiles of kRows rows of kRowBytes bytes in global memory, one after the other.
-template <int kRows, int kRowBytes>
+template <int kRows, int kRowBytes, class Lines>
 struct TileSource {
-  Rows rows;  // from the tile's first on
-  int bytes;  // that the tile reaches
+  Lines rows;  // from the tile's first on
+  int bytes;   // that the tile reaches
 
-  __device__ explicit TileSource(Rows given) : rows(given), bytes(reach()) {}
+  __device__ explicit TileSource(Lines given) : rows(given), bytes(reach()) {}
 
   __device__ void advance() {
     rows = rows.from(kRows);
@@ -34,13 +34,13 @@ struct TileSource {
 };
 
 // A tile of 8-bit keys: rows of kHdim values.
-template <int kKeyCount, int kHdim, int kThreads>
+template <int kKeyCount, int kHdim, int kThreads, class Lines>
 struct Fp8KeyTile : Tile<kKeyCount, kHdim / 16> {
   using Base = Tile<kKeyCount, kHdim / 16>;
   static constexpr int kKeys = kKeyCount, kChunks = kHdim / 16, kSteps = kHdim / 32;
   // A thread loads a chunk of a row.
   static constexpr int kLoadedRows = kThreads / kChunks, kLoads = kKeys / kLoadedRows;
-  using Source = TileSource<kKeys, kHdim>;
+  using Source = TileSource<kKeys, kHdim, Lines>;
 
   struct Registers {
     u32x4 chunk[kLoads];
@@ -88,7 +88,7 @@ struct Fp8KeyTile : Tile<kKeyCount, kHdim / 16> {
 // A tile of 8-bit values, transposed: rows of kKeys keys. The product takes keys in the order in
 // which the accumulators of the scores hold them: a lane of the first half of the wave has keys 0
 // to 3, 8 to 11, 16 to 19 and 24 to 27 of 32, one of the second half the others. These are a chunk.
-template <int kKeys, int kHdim, int kThreads>
+template <int kKeys, int kHdim, int kThreads, class Lines>
 struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
   using Base = Tile<kHdim, kKeys / 16>;
   static constexpr int kChunks = kKeys / 16, kBlocks = kHdim / 32, kColumns = kHdim / 4;
@@ -96,7 +96,7 @@ struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
   static constexpr int kDwords = kChunks * 4 * kColumns / kThreads;
   static_assert(kDwords == 1 || kDwords == 2);
   static_assert(kChunks == 4 || kChunks == 8);
-  using Source = TileSource<kKeys, kHdim>;
+  using Source = TileSource<kKeys, kHdim, Lines>;
   static constexpr int kLoads = 4 * kDwords;
 
   // The keys of each dword, four values of each.

@@ -9,8 +9,8 @@
 #include "fp8_tiles.h"
 
 static_assert(kGroups == 2);
-using Keys = Fp8KeyTile<kTileKeys, kHdimQ, kThreads>;
-using Values = Fp8ValueTile<kTileKeys, kHdimV, kThreads>;
+using Keys = Fp8KeyTile<kTileKeys, kHdimQ, kThreads, KeyLines>;
+using Values = Fp8ValueTile<kTileKeys, kHdimV, kThreads, KeyLines>;
 using Wave = Fp8Attention<Keys, Values>;
 
 // LDS: the buffers of keys, then those of values, then room for Exchange of each wave.
@@ -50,8 +50,9 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
     Keys::Registers first_keys, next_keys;
     Values::Registers next_values;
     // V i and K i + 1, which are on their way together.
-    Values::Source value_source(head.v);
-    Keys::Source key_source(head.k);
+    const TileLines lines = lines_of(task, thread);
+    Values::Source value_source(lines.values);
+    Keys::Source key_source(lines.keys);
     const int value_offset = Values::first_offset(head.v.stride, thread);
     const int key_offset = Keys::first_offset(head.k.stride, thread);
     const auto advance = [&] {
@@ -93,6 +94,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
     wave.multiply_keys(first_operands, [](int) {});
     if (group == 1) barrier();
     for (int i = 0;; ++i) {
+      look_up_tiles(task, i, thread, key_source.rows, value_source.rows);
       // What all rows of the wave see needs no mask.
       const int first_key = i * kTileKeys;
       const int visible = last_visible(task, first_row) + 1;
