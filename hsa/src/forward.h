@@ -25,9 +25,9 @@ constexpr int kExchangeBytes = kWaves * Exchange::kBytes;
 // The pages of one sequence's keys and values.
 struct KeyPages {
   Global<const int> table;
-  Divisor size;                   // rows of a page
-  unsigned last;                  // page that there is
-  unsigned key_rows, value_rows;  // from a page to the next one
+  Divisor size;       // rows of a page
+  unsigned last;      // page that there is
+  unsigned distance;  // from a page to the next one, in rows: of keys as of values
 };
 using KeyLines = PagedRows<kTileKeys>;
 #else
@@ -92,8 +92,8 @@ struct TileLines {
 };
 
 #if PAGED
-// In tiles of 16 bits a wave loads rows of one such block, whose keys are on one page.
-constexpr int kPageRows = HAS_8_BITS ? kTileKeys : 16;
+// A wave loads rows of one such block of each tile, whose keys are on one page.
+constexpr int kPageRows = 16;
 // Of the 64 tiles of which lanes know, the last ones are for loads ahead.
 constexpr int kLookedUp = 48;
 
@@ -103,18 +103,16 @@ __device__ inline void look_up(const Task& task, int first, int thread, KeyLines
   const KeyPages& pages = task.pages;
   const Head& head = task.head;
   const int wave_row =
-      kPageRows == kTileKeys ? 0 : __builtin_amdgcn_readfirstlane(thread / 128) * kPageRows;
+      __builtin_amdgcn_readfirstlane(thread / 64) * (kTileKeys / kWaves) / kPageRows * kPageRows;
   const int key = (first + thread % 64) * kTileKeys + wave_row;
   // Behind the end no page is named, and nothing is loaded.
   const Quotient in_page = divide(task.first_key + smaller(key, head.k.count - 1), pages.size);
   const unsigned named = pages.table[in_page.value];
   const unsigned page = named < pages.last ? named : pages.last;
-  const int row = in_page.remainder - wave_row;
+  int row = page * pages.distance + in_page.remainder - wave_row;
+  asm volatile("" : "+v"(row));  // waited for here, not wherever a lane is asked
   keys.first = values.first = first;
-  keys.row = page * pages.key_rows + row;
-  values.row = page * pages.value_rows + row;
-  // Waited for here, not wherever a lane is asked.
-  asm volatile("" : "+v"(keys.row), "+v"(values.row));
+  keys.row = values.row = row;
 }
 
 __device__ inline TileLines lines_of(const Task& task, int thread) {

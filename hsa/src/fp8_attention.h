@@ -142,6 +142,16 @@ struct Fp8Attention : Attention<Keys, Values, FP8, Rounding::nearest_even, FP8::
     });
   }
 
+  // Hides the keys behind `last`, which counts from the tile's first key.
+  __device__ void mask(int last, int lane) {
+    const int limit = last - 16 * (lane / 32);
+#pragma unroll
+    for (int block = 0; block < kKeyBlocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        score[block][i] = 32 * block + i <= limit ? score[block][i] : -kInfinity;
+  }
+
   __device__ void softmax() {
     float largest = score[0][0];
 #pragma unroll

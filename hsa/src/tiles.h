@@ -28,9 +28,9 @@ struct Rows {
 // The same in pages, tile by tile, each of kRows rows: `base` is where a tile would begin if all of
 // it were on the page that the wave's own rows of it are on, and `count` is from that tile on.
 //
-// Lane l has with which row, counted from row 0 of page 0, tile first + l would begin: below 2^31 for
-// every tensor that a GPU has room for. To ask a lane takes no time, where the table would be waited
-// for.
+// Lane l has with which row, counted from row 0 of page 0, tile first + l would begin: below 2^31
+// for every tensor that a GPU has room for. To ask a lane takes no time, where the table would be
+// waited for.
 template <int kRows>
 struct PagedRows : Rows {
   Global<const char> pages;  // row 0 of page 0

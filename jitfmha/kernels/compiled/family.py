@@ -40,6 +40,7 @@ from .traits import (
     stacks_heads,
     waves_take_turns,
 )
+from .turns import rows_of_page
 
 NAME = "compiled"
 
@@ -190,7 +191,7 @@ class ForwardPlan(CompiledPlan):
             # The launcher is told of the rows of a page, the kernel of pages too.
             pages = k[0] * self._kv_bytes, v[0] * self._kv_bytes
             if self.traits.takes_turns:
-                pages = k[0] // k[1], v[0] // v[1]
+                pages = rows_of_page(k), rows_of_page(v)
             sizes = seqlen_q, seqlen_k, q, k[1:], v[1:], out
         splits = ONE_SPLIT
         if kernel.is_group:

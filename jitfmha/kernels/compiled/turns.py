@@ -35,20 +35,24 @@ _SERVES = ATTENTION - {Feature.TOP_LEFT_MASK} | {
 def takes_turns(problem: Problem, arch: Arch) -> bool:
     """Whether this kernel serves a call, if its keys are near.
 
-    Sequences count as equally long: their queries fill a tile. Pages are whole rows apart, in which
-    the kernel counts.
+    Sequences count as equally long: their queries fill a tile. Pages of keys are as many rows apart
+    as those of values, in which the kernel counts.
     """
     tile = _tile_of(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
     if tile is None or not (problem.is_paged and problem.features <= _SERVES) or problem.is_empty:
         return False
-    rows, keys = tile
-    keys_of_page = keys if problem.is_fp8 else _BLOCK
     return (
         problem.mode == "gm1"
-        and problem.seqlen_q >= rows * problem.packs
-        and problem.seqlen_k % keys_of_page == 0
-        and all(row > 0 and page % row == 0 for page, row, *_ in (problem.sizes.k, problem.sizes.v))
+        and problem.seqlen_q >= tile[0] * problem.packs
+        and problem.seqlen_k % _BLOCK == 0
+        and rows_of_page(problem.sizes.k) == rows_of_page(problem.sizes.v) != 0
     )
+
+
+def rows_of_page(strides: tuple[int, ...]) -> int:
+    """How many rows there are from a page to the next one; 0 where they are no whole ones."""
+    page, row, *_ = strides
+    return page // row if row > 0 and page % row == 0 else 0
 
 
 def turns_tile(tile: Tile, arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> Tile:
