@@ -1,5 +1,6 @@
 """Prefill with keys in pages, whose kernels have the tiles of those that come ready."""
 
+import itertools
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 from amd_problems import FP8, AmdProblem
+from compiled_calls import assert_nothing_is_spilled
 from ready_calls import CHIPS, DTYPES, FP8_ROUNDING, ROUNDING
 from torch import Tensor
 from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
+from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec
+from jitfmha.kernels.modifiers import ModifierTraits
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -33,7 +37,7 @@ _LENGTHS_Q = ((257, 300), (1, 511), (600,), (256,), (0, 290, 600))
 
 @dataclass
 class Paged:
-    """A problem of gm1 with its keys and values in pages, in any order, among others of NaN."""
+    """A problem of gm1 with its keys and values in pages, in any order, beside others of NaN."""
 
     problem: AmdProblem
     page_size: int
@@ -46,7 +50,8 @@ class Paged:
         table = torch.randperm(count, generator=problem.rng).view(len(lengths), most).int()
         caches = []
         for x in (problem.k, problem.v):
-            cache = torch.full((2, count, size, *x.shape[1:]), torch.nan).to(x.dtype)[1]
+            # Beside each page lies another one.
+            cache = torch.full((count, 2, size, *x.shape[1:]), torch.nan).to(x.dtype)[:, 1]
             for of_sequence, pages in zip(x.split(lengths), table.tolist(), strict=True):
                 for part, page in zip(of_sequence.split(size), pages, strict=False):
                     cache[page, : len(part)] = part
@@ -108,3 +113,26 @@ def test_other_calls_take_other_kernels(page_size, seqlen_q, rng):
     (q, k, v), options = Paged(problem, page_size).tensors()
     with emulate("gfx942"):
         assert "_turns_" not in explain(q, k, v, **options).plan.kernel
+
+
+def test_pages_of_keys_and_of_values_are_as_far_apart(rng):
+    problem = AmdProblem(rng, heads=(1, 1), lengths=((300, 100),))
+    (q, k, v), options = Paged(problem, 16).tensors()
+    with emulate("gfx942"):
+        assert "_turns_" in explain(q, k, v, **options).plan.kernel
+        assert "_turns_" not in explain(q, k, v.contiguous(), **options).plan.kernel
+
+
+@pytest.mark.sample(("kind", "is_masked"), list(itertools.product(_KINDS, (False, True))), 3)
+def test_nothing_is_spilled(kind, is_masked):
+    chip, dtype, hdims = kind
+    arch = chip.removesuffix("-mi308")
+    if dtype == "fp8":
+        dtype = str(FP8[arch]).removeprefix("torch.").replace("float8", "fp8")
+    traits = ForwardTraits(
+        *(arch, dtype, *hdims, "gm1", "rtne", is_masked, "wide_pages"),
+        ModifierTraits("compiled"),
+        kv_dtype=dtype,
+        takes_turns=True,
+    )
+    assert_nothing_is_spilled(kernel_spec(traits), traits.name, traits.combine_name)
