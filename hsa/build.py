@@ -61,11 +61,13 @@ TILES = {
 }
 GFX950_TILES = TILES | {(192, 128): (LARGE_TILE, SMALL_TILE)}
 FP8 = "fp8bf16"  # 8-bit inputs, and a bf16 output
-FP8_TILES: dict[Arch, tuple[int, int]] = {"gfx942": (256, 64), "gfx950": (256, 128)}
+FP8_TILES: dict[Arch, dict[tuple[int, int], tuple[int, int]]] = {
+    "gfx942": {(128, 128): (256, 64)},
+    "gfx950": {(128, 128): (256, 128), (256, 256): (256, 64)},
+}
 HDIMS: dict[str, tuple[tuple[int, int], ...]] = {
     "bf16": tuple(TILES),
     "fp16": ((64, 64), (128, 128)),
-    FP8: ((128, 128),),
 }
 # Of backward: keys of a workgroup; queries and threads of one of the kernels before and after.
 BACKWARD_KEYS = 128
@@ -102,7 +104,7 @@ class Kernel:
         mask: 0 none, 1 causal with the diagonal from the top left, 2 to the bottom right.
         mode: 0 gm0 (batch), 1 gm1 (group).
         bf16_cvt: how float32 becomes bf16, a key of `ROUNDINGS`; 0 where that has one way only.
-        tile: one of `TILES` or `GFX950_TILES`, or of 8-bit inputs that of `FP8_TILES`.
+        tile: one of `TILES` or `GFX950_TILES`, or of 8-bit inputs one of `FP8_TILES`.
     """
 
     arch: Arch
@@ -174,6 +176,7 @@ class Kernel:
             "GROUP": self.mode,
             "TILE_ROWS": self.tile[0],
             "TILE_KEYS": self.tile[1],
+            "PAGED": 0,
             "KERNEL": f'"{self.name}"',
             "COMBINE": f'"{self.combine_name}"',
         }
@@ -361,7 +364,7 @@ class CodeObject:
 
 def _tiles(arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> Sequence[tuple[int, int]]:
     if dtype == FP8:
-        return (FP8_TILES[arch],)
+        return (FP8_TILES[arch][hdim_q, hdim_v],)
     return (GFX950_TILES if arch == "gfx950" else TILES)[hdim_q, hdim_v]
 
 
@@ -373,7 +376,8 @@ def kernels() -> Iterator[AnyKernel]:
     """All kernels, in the order of the manifests."""
     for arch in ARCHS:
         yield from _backward_kernels(arch)
-        for dtype, hdims in HDIMS.items():
+        hdims_of = HDIMS | {FP8: tuple(FP8_TILES[arch])}
+        for dtype, hdims in hdims_of.items():
             roundings = _roundings(arch, dtype)
             for hdim_q, hdim_v in hdims:
                 # Group mode knows no top left.

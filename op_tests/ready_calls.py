@@ -17,6 +17,9 @@ HDIMS = {
     "fp8": ((128, 128),),
 }
 DTYPES_AND_HDIMS = [(dtype, hdims) for dtype, all_hdims in HDIMS.items() for hdims in all_hdims]
+OF_GFX950 = ("fp8", (256, 256))
+KINDS = [(chip, *kind) for chip in CHIPS for kind in DTYPES_AND_HDIMS]
+KINDS.append(("gfx950", *OF_GFX950))
 MODES_AND_MASKS = ((False, 0), (False, 1), (False, 2), (True, 0), (True, 2))
 HEADS = ((2, 4, 2), (1, 3, 1), (1, 1, 1), (2, 5, 5), (2, 6, 2))
 SEQLENS_Q = (0, 1, 31, 33, 127, 129, 192, 255, 256, 257, 301, 512)
@@ -88,8 +91,7 @@ class ReadyCall:
 
 def drawn_call(drawn: random.Random) -> ReadyCall:
     """Any call that these kernels serve; lengths are often about the sizes of tiles."""
-    chip = drawn.choice(CHIPS)
-    dtype, hdims = drawn.choice(DTYPES_AND_HDIMS)
+    chip, dtype, hdims = drawn.choice(KINDS)
     is_group, mask = drawn.choice(MODES_AND_MASKS)
     layouts = ("bshd",) if is_group else tuple(LAYOUTS)
     has_roundings = dtype == "bf16" and chip != "gfx950"
@@ -113,6 +115,7 @@ def edges() -> list[ReadyCall]:
         *(("bf16", hdims, (128, 32), CHIPS) for hdims in ((128, 128), (192, 128))),
         ("fp16", (128, 128), (128, 32), CHIPS),
         *(("fp8", (128, 128), (256, 64), gfx942), ("fp8", (128, 128), (256, 128), gfx950)),
+        (*OF_GFX950, (256, 64), gfx950),
     )
     calls = []
     for dtype, hdims, (rows, keys), chips in tiles:

@@ -21,6 +21,19 @@ constexpr int kLdsBytes = 64 * 1024;
 #endif
 constexpr int kExchangeBytes = kWaves * Exchange::kBytes;
 
+#if PAGED
+// The pages of one sequence's keys and values.
+struct KeyPages {
+  Global<const int> table;
+  Divisor size;       // rows of a page
+  unsigned last;      // page that there is
+  unsigned distance;  // from a page to the next one, in rows: of keys as of values
+};
+using KeyLines = PagedRows<kTileKeys>;
+#else
+using KeyLines = Rows;
+#endif
+
 // A tile of queries of one sequence and head, and a share of its keys.
 struct Task {
   Head head;
@@ -30,6 +43,10 @@ struct Task {
   Global<float> workspace;  // of the sequence and head, where splits leave results; null: one split
   float scale;              // of scores, with log2(e) in it
   float value_scale;        // what the output is multiplied with
+#if PAGED
+  KeyPages pages;
+  int first_key;  // of the share
+#endif
 };
 
 // Leaves this split's share of the keys that any row of the tile sees. Returns its tiles.
@@ -47,8 +64,14 @@ __device__ inline int take_share(Task& task) {
   if (task.workspace) {
     const int begin = tiles * task.split / task.num_splits;
     tiles = tiles * (task.split + 1) / task.num_splits - begin;
+#if PAGED
+    task.first_key = begin * kTileKeys;
+    head.k.count -= task.first_key;
+    head.v.count -= task.first_key;
+#else
     head.k = head.k.from(begin * kTileKeys);
     head.v = head.v.from(begin * kTileKeys);
+#endif
     diagonal -= begin * kTileKeys;
   }
   task.diagonal = diagonal;
@@ -62,6 +85,55 @@ __device__ inline int last_visible(const Task& task, int row) {
   if (!kCausal) return keys - 1;
   return kTopLeft ? smaller(keys - 1, on_diagonal) : on_diagonal;
 }
+
+// The keys and values that a wave goes through.
+struct TileLines {
+  KeyLines keys, values;
+};
+
+#if PAGED
+// A wave loads rows of one such block of each tile, whose keys are on one page.
+constexpr int kPageRows = 16;
+// Of the 64 tiles of which lanes know, the last ones are for loads ahead.
+constexpr int kLookedUp = 48;
+
+// Sees that lanes know where the tiles from `first` on are.
+__device__ inline void look_up(const Task& task, int first, int thread, KeyLines& keys,
+                               KeyLines& values) {
+  const KeyPages& pages = task.pages;
+  const Head& head = task.head;
+  const int wave_row =
+      __builtin_amdgcn_readfirstlane(thread / 64) * (kTileKeys / kWaves) / kPageRows * kPageRows;
+  const int key = (first + thread % 64) * kTileKeys + wave_row;
+  // Behind the end no page is named, and nothing is loaded.
+  const Quotient in_page = divide(task.first_key + smaller(key, head.k.count - 1), pages.size);
+  const unsigned named = pages.table[in_page.value];
+  const unsigned page = named < pages.last ? named : pages.last;
+  int row = page * pages.distance + in_page.remainder - wave_row;
+  asm volatile("" : "+v"(row));  // waited for here, not wherever a lane is asked
+  keys.first = values.first = first;
+  keys.row = values.row = row;
+}
+
+__device__ inline TileLines lines_of(const Task& task, int thread) {
+  const Head& head = task.head;
+  TileLines result;
+  result.keys = {head.k, head.k.base, 0};
+  result.values = {head.v, head.v.base, 0};
+  look_up(task, 0, thread, result.keys, result.values);
+  return {result.keys.from(0), result.values.from(0)};
+}
+
+// The same of those that loads of tile `i` and behind it are for, where lanes would soon not know.
+__device__ inline void look_up_tiles(const Task& task, int i, int thread, KeyLines& keys,
+                                     KeyLines& values) {
+  if (i % kLookedUp == kLookedUp - 1) look_up(task, i, thread, keys, values);
+}
+#else
+__device__ inline TileLines lines_of(const Task& task, int) { return {task.head.k, task.head.v}; }
+
+__device__ inline void look_up_tiles(const Task&, int, int, KeyLines&, KeyLines&) {}
+#endif
 
 // Loads the 32 queries that begin with `rows`. What is loaded for rows behind the last one does not
 // matter, as nobody stores what comes of it.

@@ -26,13 +26,13 @@
 constexpr bool kReadsEarly = kBankChunks == 16 && kGroups == 2;
 template <bool kArePadded>
 struct Tiles {
-  using Keys = KeyTile<kTileKeys, kHdimQ, kThreads, kBankChunks>;
-  using Values = ValueTile<kTileKeys, kHdimV, kThreads, kBankChunks>;
+  using Keys = KeyTile<kTileKeys, kHdimQ, kThreads, kBankChunks, KeyLines>;
+  using Values = ValueTile<kTileKeys, kHdimV, kThreads, kBankChunks, KeyLines>;
 };
 template <>
 struct Tiles<true> {
-  using Keys = PaddedKeyTile<kTileKeys, kHdimQ, kThreads>;
-  using Values = PaddedValueTile<kTileKeys, kHdimV, kThreads>;
+  using Keys = PaddedKeyTile<kTileKeys, kHdimQ, kThreads, KeyLines>;
+  using Values = PaddedValueTile<kTileKeys, kHdimV, kThreads, KeyLines>;
 };
 using Keys = Tiles<kReadsEarly>::Keys;
 using Values = Tiles<kReadsEarly>::Values;
@@ -107,8 +107,9 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
 
     Values::Registers next_values;
     Keys::Registers next_keys;
-    Values::Source value_source = Values::source(head.v, thread);
-    Keys::Source key_source = Keys::source(head.k.from(kKeysAhead * kTileKeys), thread);
+    const TileLines lines = lines_of(task, thread);
+    Values::Source value_source = Values::source(lines.values, thread);
+    Keys::Source key_source = Keys::source(lines.keys.from(kKeysAhead * kTileKeys), thread);
     const auto advance = [&] {
       value_source.advance_rows();
       key_source.advance_rows();
@@ -156,7 +157,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
       barrier();
     } else {
       Keys::Registers first_keys;
-      const Keys::Source keys_0 = Keys::source(head.k, thread);
+      const Keys::Source keys_0 = Keys::source(lines.keys, thread);
 #pragma unroll
       for (int n = 0; n < Keys::kLoads; ++n) keys_0.template load<kAreFar>(first_keys, n);
       load_queries<kAreFar>(wave.query, head.q.from(first_row), lane);
@@ -212,6 +213,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
     }
     int i = 0;
     for (;; ++i) {
+      look_up_tiles(task, i, thread, key_source.rows, value_source.rows);
       // What all rows of the wave see needs no mask; what none of them sees comes last.
       const int first_key = i * kTileKeys;
       const int visible = last_visible(task, first_row) + 1;

@@ -59,8 +59,9 @@ struct Fp8Attention : Attention<Keys, Values, FP8, Rounding::nearest_even, FP8::
   using Base::query, Base::score, Base::probability, Base::output;
   static_assert(kKeySteps % 2 == 0 && kQuerySteps % 2 == 0);
 
-  // Operands from LDS, two for a product, are read this many products ahead.
-  static constexpr int kAhead = 3;
+  // Operands from LDS, two for a product, are read this many products ahead. A wide output leaves
+  // registers for fewer.
+  static constexpr int kAhead = kValueBlocks > 4 ? 2 : 3;
 
   // What a matrix phase multiplies with the probabilities, then with the queries.
   struct Operands {
@@ -139,6 +140,16 @@ struct Fp8Attention : Attention<Keys, Values, FP8, Rounding::nearest_even, FP8::
       score[block] = FP8::multiply(key, pair(query, number / kKeyBlocks), score[block]);
       also(number);
     });
+  }
+
+  // Hides the keys behind `last`, which counts from the tile's first key.
+  __device__ void mask(int last, int lane) {
+    const int limit = last - 16 * (lane / 32);
+#pragma unroll
+    for (int block = 0; block < kKeyBlocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        score[block][i] = 32 * block + i <= limit ? score[block][i] : -kInfinity;
   }
 
   __device__ void softmax() {

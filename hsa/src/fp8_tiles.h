@@ -2,15 +2,16 @@
 // into operands of matrix products, whose chunks have 16 values.
 #pragma once
 
+#include "attention.h"
 #include "tiles.h"
 
 // Tiles of kRows rows of kRowBytes bytes in global memory, one after the other.
-template <int kRows, int kRowBytes>
+template <int kRows, int kRowBytes, class Lines>
 struct TileSource {
-  Rows rows;  // from the tile's first on
-  int bytes;  // that the tile reaches
+  Lines rows;  // from the tile's first on
+  int bytes;   // that the tile reaches
 
-  __device__ explicit TileSource(Rows given) : rows(given), bytes(reach()) {}
+  __device__ explicit TileSource(Lines given) : rows(given), bytes(reach()) {}
 
   __device__ void advance() {
     rows = rows.from(kRows);
@@ -32,58 +33,75 @@ struct TileSource {
   }
 };
 
-// A tile of 8-bit keys: rows of 128 values.
-template <int kKeyCount, int kThreads>
-struct Fp8KeyTile : Tile<kKeyCount, 8> {
-  using Base = Tile<kKeyCount, 8>;
-  static constexpr int kKeys = kKeyCount, kChunks = 8, kSteps = 4;
-  // Eight threads load a row.
-  static constexpr int kLoadedRows = kThreads / 8, kLoads = kKeys / kLoadedRows;
-  using Source = TileSource<kKeys, 128>;
+// A tile of 8-bit keys: rows of kHdim values. The keys of every 32 rows are in the order in which a
+// lane has scores one after the other: of the first 16 keys in the first half of the wave, of the
+// others in the second one. So 16 values that follow each other are a chunk of the tile of values,
+// and a wave loads those of one page.
+template <int kKeyCount, int kHdim, int kThreads, class Lines>
+struct Fp8KeyTile : Tile<kKeyCount, kHdim / 16> {
+  using Base = Tile<kKeyCount, kHdim / 16>;
+  static constexpr int kKeys = kKeyCount, kChunks = kHdim / 16, kSteps = kHdim / 32;
+  // A thread loads a chunk of a row: of load 0 for the first 8 keys of every 8 * kLoads, and so on.
+  static constexpr int kLoads = kKeys * kChunks / kThreads;
+  using Source = TileSource<kKeys, kHdim, Lines>;
 
   struct Registers {
     u32x4 chunk[kLoads];
   };
 
   __device__ static int place(int row, int chunk) {
-    return Base::template place<8>(row, chunk, kBankChunks == 16 ? row / 2 : row);
+    return Base::template place<kChunks>(row, chunk, mix(row));
+  }
+  // Rows of half the banks' width lie in pairs.
+  __device__ static constexpr int mix(int row) { return kChunks < kBankChunks ? row / 2 : row; }
+
+  // Of load 0, and the row of a key, whose bits 2 to 4 change places.
+  __device__ static int key_of(int thread) {
+    const int number = thread / kChunks;
+    return number / 8 * 8 * kLoads + number % 8;
+  }
+  __device__ static constexpr int row_of(int key) {
+    return (key & ~28) | (key & 12) << 1 | (key & 16) >> 2;
   }
 
-  // Where a thread's first load begins, in bytes from the tile's.
+  // Where a thread's first load begins, in bytes from the tile's. How far others are from it is in
+  // scalar registers: sums would take a vector register for each load throughout the loop.
   __device__ static int first_offset(unsigned stride, int thread) {
-    return thread / 8 * stride + thread % 8 * 16;
+    return key_of(thread) * stride + thread % kChunks * 16;
   }
 
   template <bool kAreFar>
   __device__ static void load(Registers& to, const Source& from, int offset, int thread, int i) {
-    const int row = i * kLoadedRows;
-    if constexpr (kAreFar)
-      to.chunk[i] = load_far<u32x4>(from.rows, thread / 8 + row, thread % 8 * 16);
-    else
-      to.chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(from.buffer(),
-                                                          offset + row * from.rows.stride, 0, 0);
+    const int key = i * 8;
+    if constexpr (kAreFar) {
+      thread = opaque_below<kThreads>(thread);
+      to.chunk[i] = load_far<u32x4>(from.rows, key_of(thread) + key, thread % kChunks * 16);
+    } else {
+      to.chunk[i] =
+          __builtin_amdgcn_raw_buffer_load_b128(from.buffer(), offset, key * from.rows.stride, 0);
+    }
   }
 
   __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
-    static_assert(kLoadedRows % 16 == 0);
-    const Lds<char> first = tile + place(thread / 8, thread % 8);
+    constexpr int kDistance = row_of(8);
+    static_assert(kLoads <= 2 && mix(kDistance) % kChunks == 0);
+    const Lds<char> first = tile + place(row_of(key_of(thread)), thread % kChunks);
 #pragma unroll
     for (int i = 0; i < kLoads; ++i)
-      *(Lds<u32x4>)(first + i * kLoadedRows * Base::kRowBytes) = from.chunk[i];
+      *(Lds<u32x4>)(first + i * kDistance * Base::kRowBytes) = from.chunk[i];
   }
 
   __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
 
   // Rows 32 * block and on, values 32 * step and on; `first` is where first_operand is.
   __device__ static u32x4 operand(Lds<const char> first, int block, int step) {
-    return Base::template operand<8>(first, block, step);
+    return Base::template operand<kChunks>(first, block, step);
   }
 };
 
 // A tile of 8-bit values, transposed: rows of kKeys keys. The product takes keys in the order in
-// which the accumulators of the scores hold them: a lane of the first half of the wave has keys 0
-// to 3, 8 to 11, 16 to 19 and 24 to 27 of 32, one of the second half the others. These are a chunk.
-template <int kKeys, int kHdim, int kThreads>
+// which the accumulators of the scores hold them, which have 16 keys in a lane: these are a chunk.
+template <int kKeys, int kHdim, int kThreads, class Lines>
 struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
   using Base = Tile<kHdim, kKeys / 16>;
   static constexpr int kChunks = kKeys / 16, kBlocks = kHdim / 32, kColumns = kHdim / 4;
@@ -91,8 +109,7 @@ struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
   static constexpr int kDwords = kChunks * 4 * kColumns / kThreads;
   static_assert(kDwords == 1 || kDwords == 2);
   static_assert(kChunks == 4 || kChunks == 8);
-  static_assert(kColumns == 32);
-  using Source = TileSource<kKeys, kHdim>;
+  using Source = TileSource<kKeys, kHdim, Lines>;
   static constexpr int kLoads = 4 * kDwords;
 
   // The keys of each dword, four values of each.
@@ -104,15 +121,13 @@ struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
   // columns and a whole chunk.
   static constexpr int kPieces = 4 / kDwords;
   __device__ static int column_of(int thread) {
-    return thread % 8 + thread / (8 * kPieces) % 4 * 8;
+    return thread % 8 + thread / (8 * kPieces) % (kColumns / 8) * 8;
   }
   __device__ static int dword_of(int thread) { return thread / 8 % kPieces * kDwords; }
-  __device__ static int chunk_of(int thread) { return thread / (32 * kPieces); }
-  // The key of load i, less that of the first one; and the first one's.
-  __device__ static constexpr int key_of_load(int i) { return i / 4 * 8 + i % 4; }
+  __device__ static int chunk_of(int thread) { return thread / (kColumns * kPieces); }
+  // That of a thread's first load, which the others follow.
   __device__ static int first_key(int thread) {
-    const int chunk = chunk_of(thread);
-    return chunk / 2 * 32 + dword_of(thread) * 8 + chunk % 2 * 4;
+    return chunk_of(thread) * 16 + dword_of(thread) * 4;
   }
 
   // Free of conflicts for writes into 32 banks, where the row's bits 2 to 4 vary, and for reads of
@@ -135,12 +150,13 @@ struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
 
   template <bool kAreFar>
   __device__ static void load(Registers& to, const Source& from, int offset, int thread, int i) {
-    const int key = key_of_load(i);
-    if constexpr (kAreFar)
-      to.row[i] = load_far<unsigned>(from.rows, first_key(thread) + key, column_of(thread) * 4);
-    else
-      to.row[i] = __builtin_amdgcn_raw_buffer_load_b32(from.buffer(),
-                                                       offset + key * from.rows.stride, 0, 0);
+    if constexpr (kAreFar) {
+      thread = opaque_below<kThreads>(thread);
+      to.row[i] = load_far<unsigned>(from.rows, first_key(thread) + i, column_of(thread) * 4);
+    } else {
+      to.row[i] =
+          __builtin_amdgcn_raw_buffer_load_b32(from.buffer(), offset, i * from.rows.stride, 0);
+    }
   }
 
   __device__ static void store(Lds<char> tile, const Registers& from, int thread) {

@@ -1,15 +1,16 @@
-// Forward with 8-bit inputs, hdim 128. Two groups of waves take turns as forward_turns.h says, but
-// the softmax takes longer than the products. So group 1, whose softmax comes first between two
-// barriers, goes before group 0 with it: its matrix phase then runs beside group 0's softmax.
+// Forward with 8-bit inputs, hdim 128 or 256. Two groups of waves take turns as forward_turns.h
+// says, but the softmax takes as long as the products, or longer. So group 1, whose softmax comes
+// first between two barriers, goes before group 0 with it: its matrix phase then runs beside group
+// 0's softmax.
 #pragma once
 
 #include "forward_output.h"
 #include "fp8_attention.h"
 #include "fp8_tiles.h"
 
-static_assert(kHdimQ == 128 && kHdimV == 128 && kGroups == 2);
-using Keys = Fp8KeyTile<kTileKeys, kThreads>;
-using Values = Fp8ValueTile<kTileKeys, kHdimV, kThreads>;
+static_assert(kGroups == 2);
+using Keys = Fp8KeyTile<kTileKeys, kHdimQ, kThreads, KeyLines>;
+using Values = Fp8ValueTile<kTileKeys, kHdimV, kThreads, KeyLines>;
 using Wave = Fp8Attention<Keys, Values>;
 
 // LDS: the buffers of keys, then those of values, then room for Exchange of each wave.
@@ -20,21 +21,7 @@ constexpr int kOutputExchange = kTilesBytes, kSharedBytes = kTilesBytes + kExcha
 static_assert(kSharedBytes <= kLdsBytes);
 
 constexpr int kLoads = Values::kLoads + Keys::kLoads;
-
-// Makes operands of the rows that were loaded, as exchange_queries() does; a row is as wide as an
-// exchange here.
-__device__ inline void exchange_rows(u32x4 (&query)[Exchange::kPasses], Lds<char> exchange,
-                                     int lane) {
-#pragma unroll
-  for (int pass = 0; pass < Exchange::kPasses; ++pass)
-    *(Lds<u32x4>)(exchange + Exchange::place(Exchange::row_of(pass, lane),
-                                             Exchange::chunk_of(lane))) = query[pass];
-  wave_barrier();
-#pragma unroll
-  for (int step = 0; step < Exchange::kPasses; ++step)
-    query[step] = *(Lds<const u32x4>)(exchange + Exchange::operand_place(step, lane));
-  wave_barrier();
-}
+constexpr int kKeyProducts = Wave::kQuerySteps * Wave::kKeyBlocks / 2;
 
 template <bool kAreFar>
 __device__ inline void attend(Task task, Lds<char> lds, int thread) {
@@ -63,8 +50,9 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
     Keys::Registers first_keys, next_keys;
     Values::Registers next_values;
     // V i and K i + 1, which are on their way together.
-    Values::Source value_source(head.v);
-    Keys::Source key_source(head.k);
+    const TileLines lines = lines_of(task, thread);
+    Values::Source value_source(lines.values);
+    Keys::Source key_source(lines.keys);
     const int value_offset = Values::first_offset(head.v.stride, thread);
     const int key_offset = Keys::first_offset(head.k.stride, thread);
     const auto advance = [&] {
@@ -94,7 +82,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
     key_source.advance();
     load_queries<kAreFar>(wave.query, head.q.from(first_row), lane);
     load_all();
-    exchange_rows(wave.query, exchange, lane);
+    exchange_queries(wave.query, exchange, lane);
     Keys::store(key_buffer(0), first_keys, thread);
     barrier();
     if (group == 1) {
@@ -106,6 +94,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
     wave.multiply_keys(first_operands, [](int) {});
     if (group == 1) barrier();
     for (int i = 0;; ++i) {
+      look_up_tiles(task, i, thread, key_source.rows, value_source.rows);
       // What all rows of the wave see needs no mask.
       const int first_key = i * kTileKeys;
       const int visible = last_visible(task, first_row) + 1;
@@ -126,11 +115,17 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
       advance();
       wave.multiply_values(operands, i == 0);
       if (i + 1 == tiles) break;
-      // Two loads after each product: all at once would make the waves queue.
+      // Two loads after each product: all at once would make the waves queue. Beside the last ones,
+      // which read no operands any more, there are registers for what is loaded; for addresses of
+      // rows that are far there are only behind them.
       wave.multiply_keys(operands, [&](int n) {
-        load(2 * n);
-        load(2 * n + 1);
+        constexpr int kFirst = kKeyProducts - (kLoads + 1) / 2;
+        static_assert(kFirst >= 0);
+        if (kAreFar || n < kFirst) return;
+        load(2 * (n - kFirst));
+        load(2 * (n - kFirst) + 1);
       });
+      if (kAreFar) load_all();
       __builtin_amdgcn_s_setprio(0);
       if (group == 1) {
         // Before the softmax of group 0, which has all the time of the matrix phase to come.

@@ -25,6 +25,28 @@ struct Rows {
   }
 };
 
+// The same in pages, tile by tile, each of kRows rows: `base` is where a tile would begin if all of
+// it were on the page that the wave's own rows of it are on, and `count` is from that tile on.
+//
+// Lane l has with which row, counted from row 0 of page 0, tile first + l would begin: below 2^31
+// for every tensor that a GPU has room for. To ask a lane takes no time, where the table would be
+// waited for.
+template <int kRows>
+struct PagedRows : Rows {
+  Global<const char> pages;  // row 0 of page 0
+  int tile, first;
+  int row;
+
+  __device__ PagedRows from(int rows) const {
+    PagedRows result = *this;
+    result.tile += rows / kRows;
+    result.count -= rows;
+    const long begin = static_cast<int>(__builtin_amdgcn_readlane(row, result.tile - first));
+    result.base = pages + begin * static_cast<long>(stride);
+    return result;
+  }
+};
+
 // Whether a tile's rows are further apart than a buffer's offsets reach.
 template <int kRows>
 __device__ inline bool are_far(const Rows& rows) {
@@ -96,7 +118,7 @@ struct Tile {
 };
 
 // A tile of keys: rows of kHdim values.
-template <int kKeyCount, int kHdim, int kThreads, int kBankChunks>
+template <int kKeyCount, int kHdim, int kThreads, int kBankChunks, class Lines = Rows>
 struct KeyTile : Tile<kKeyCount, kHdim / 8> {
   using Base = Tile<kKeyCount, kHdim / 8>;
   static constexpr int kKeys = kKeyCount, kSteps = kHdim / 16;
@@ -120,7 +142,7 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
 
   // A tile on its way: load() starts one of kLoads loads.
   struct Source {
-    Rows rows;
+    Lines rows;
     int thread;
     int bytes;  // of the next buffer
     __amdgpu_buffer_rsrc_t buffer;
@@ -146,7 +168,7 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
     return (thread % 8 + (i ^ swap(thread / 8)) * 8) * 16;
   }
 
-  __device__ static Source source(Rows rows, int thread) {
+  __device__ static Source source(Lines rows, int thread) {
     Source result{rows, thread, 0, buffer_of<kKeys, kHdim * 2>(rows)};
     for (int i = 0; i < kLoads; ++i)
       result.offset[i] = thread / 8 * rows.stride + column(thread, i);
@@ -180,7 +202,7 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
 // A tile of values, transposed: rows of kKeys keys. The product takes keys in the order in which
 // the accumulator of the scores holds them: a lane of the first half of the wave has keys 0 to 3
 // and 8 to 11 of 16, one of the second half keys 4 to 7 and 12 to 15. These are a chunk.
-template <int kKeys, int kHdim, int kThreads, int kBankChunks>
+template <int kKeys, int kHdim, int kThreads, int kBankChunks, class Lines = Rows>
 struct ValueTile : Tile<kHdim, kKeys / 8> {
   using Base = Tile<kHdim, kKeys / 8>;
   static constexpr int kChunks = kKeys / 8, kBlocks = kHdim / 32;
@@ -229,7 +251,7 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
   typedef unsigned Columns __attribute__((ext_vector_type(kDwords)));
 
   struct Source {
-    Rows rows;
+    Lines rows;
     int thread;
     int bytes;  // of the next buffer
     __amdgpu_buffer_rsrc_t buffer;
@@ -255,7 +277,7 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
     __device__ void advance_buffer() { buffer = buffer_with(rows, bytes); }
   };
 
-  __device__ static Source source(Rows rows, int thread) {
+  __device__ static Source source(Lines rows, int thread) {
     unsigned offset = quad_of(thread) * 4 * rows.stride + column_of(thread) * kWidth * 2;
     // An addition for each load is cheaper than registers for four offsets throughout the loop.
     asm volatile("" : "+v"(offset));
@@ -294,9 +316,9 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
 
 // The same tile of keys with a chunk of padding behind each row, which keeps rows in different
 // banks, too: it takes more LDS, but all operands are at fixed distances from the first one.
-template <int kKeyCount, int kHdim, int kThreads>
-struct PaddedKeyTile : KeyTile<kKeyCount, kHdim, kThreads, 8> {
-  using Base = KeyTile<kKeyCount, kHdim, kThreads, 8>;
+template <int kKeyCount, int kHdim, int kThreads, class Lines>
+struct PaddedKeyTile : KeyTile<kKeyCount, kHdim, kThreads, 8, Lines> {
+  using Base = KeyTile<kKeyCount, kHdim, kThreads, 8, Lines>;
   using typename Base::Registers;
   static constexpr int kRowBytes = Base::kRowBytes + 16, kBytes = kKeyCount * kRowBytes;
 
@@ -316,9 +338,9 @@ struct PaddedKeyTile : KeyTile<kKeyCount, kHdim, kThreads, 8> {
 
 // The same tile of values with padding. Rows that a thread writes are far apart, one in each of
 // kWidth parts, so that those that threads write at once follow each other.
-template <int kKeys, int kHdim, int kThreads>
-struct PaddedValueTile : ValueTile<kKeys, kHdim, kThreads, 8> {
-  using Base = ValueTile<kKeys, kHdim, kThreads, 8>;
+template <int kKeys, int kHdim, int kThreads, class Lines>
+struct PaddedValueTile : ValueTile<kKeys, kHdim, kThreads, 8, Lines> {
+  using Base = ValueTile<kKeys, kHdim, kThreads, 8, Lines>;
   using typename Base::Registers;
   static_assert(Base::kChunks == 8 && Base::kColumns == 32);
   static constexpr int kWidth = Base::kWidth, kRowBytes = Base::kRowBytes + 16;

@@ -41,7 +41,7 @@ _HDIMS_16_BITS = ((64, 64), (128, 128))
 _READY = (
     *(("bf16", hdims) for hdims in (*_HDIMS_16_BITS, (192, 128))),
     *(("fp16", hdims) for hdims in _HDIMS_16_BITS),
-    ("fp8", (128, 128)),
+    *(("fp8", hdims) for hdims in ((128, 128), (256, 256))),
 )
 _AITER = (("bf16", (128, 128)), ("bf16", (192, 128)), ("fp8", (128, 128)), ("fp8", (256, 256)))
 _COMPILED = (

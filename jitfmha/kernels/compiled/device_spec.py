@@ -17,6 +17,11 @@ _SHARED_HEADERS = (
 # Operands on their way are an array of registers only where every step has a place of its own:
 # rows that are streamed have more steps than the compiler would give one otherwise.
 _UNROLLED = ("-mllvm", "-pragma-unroll-threshold=200000")
+# Whose headers those with takes_turns need beside them.
+_HEADERS_OF_TURNS = (
+    *("forward.h", "forward_output.h", "forward_turns.h", "forward_work.h"),
+    *("fp8_attention.h", "fp8_tiles.h", "fp8_turns.h"),
+)
 _UNPACKED = ("-Xclang", "-target-feature", "-Xclang", "-packed-fp32-ops")
 
 
@@ -30,6 +35,7 @@ def device_spec(
     *,
     packs_floats: bool = True,
     streams: bool = False,
+    takes_turns: bool = False,
 ) -> jit.BuildSpec:
     """The sources and the flags of a kernel.
 
@@ -44,22 +50,25 @@ def device_spec(
             Those take half as many instructions, but wait for the matrix units
             (LLVM pull request 157968; `packed_after_matrix` in jitfmha/emulator/rates.json).
         streams: whether operands come from memory whenever a product takes them.
+        takes_turns: whether it has the turns of the ready kernels, whose flags these are then.
     """
     origin = {"origin": f"csrc_templates/amd/{template}.in for {name}"}
     shared = hsa_dir() / "src"
+    shared_headers = (*_SHARED_HEADERS, *(_HEADERS_OF_TURNS if takes_turns else ()))
     return jit.BuildSpec(
         name=name[:MAX_NAME],
         sources={
             template: jit.render(f"amd/{template}.in", origin | dict(values)),
             **{header: jit.render(f"amd/{header}", {}) for header in headers},
-            **{each: (shared / each).read_text(encoding="utf-8") for each in _SHARED_HEADERS},
+            **{each: (shared / each).read_text(encoding="utf-8") for each in shared_headers},
         },
         cflags=(
             "-std=c++17",
             f"--offload-arch={arch}",
             # Branches that whole waves take stay as they are, as in the ready kernels.
             *("-mllvm", "-structurizecfg-skip-uniform-regions=1"),
-            *(() if packs_floats else _UNPACKED),
+            *(("-fno-slp-vectorize",) if takes_turns else ()),
+            *(() if packs_floats or takes_turns else _UNPACKED),
             *(_UNROLLED if streams else ()),
         ),
         toolchain="device_hip",

@@ -38,7 +38,9 @@ from .traits import (
     kernel_spec,
     row_of_built,
     stacks_heads,
+    waves_take_turns,
 )
+from .turns import rows_of_page
 
 NAME = "compiled"
 
@@ -175,6 +177,7 @@ class ForwardPlan(CompiledPlan):
         are_heads_stacked = stacks_heads(problem, tile)
         return (
             access_of(problem, tile) == traits.access
+            and waves_take_turns(problem, traits.arch, traits.access) == traits.takes_turns
             and are_heads_stacked == traits.stacks_heads
             and blocks_of(problem, are_heads_stacked) == (traits.row_blocks, traits.decode_blocks)
             and not any(reasons_of(SIZE_RULES, problem, traits.arch))
@@ -187,6 +190,8 @@ class ForwardPlan(CompiledPlan):
         if self._is_paged:
             # The launcher is told of the rows of a page, the kernel of pages too.
             pages = k[0] * self._kv_bytes, v[0] * self._kv_bytes
+            if self.traits.takes_turns:
+                pages = rows_of_page(k), rows_of_page(v)
             sizes = seqlen_q, seqlen_k, q, k[1:], v[1:], out
         splits = ONE_SPLIT
         if kernel.is_group:

@@ -26,6 +26,7 @@ from .device_spec import device_spec
 from .latent import latent_tile, made_columns, row_blocks_of
 from .tile_table import Tile
 from .tiles import tile_for, tile_table, waves_in_cpp
+from .turns import takes_turns, turns_tile
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 Access = Literal["near", "far", "paged", "wide_pages"]
 
 _HEADERS = ("dropout.h", "elements.h", "forward_tasks.h", "row_tiles.h", "scores.h")
+_VALUES_OF_TURNS = (
+    *("shared_structs", "kernel", "combine_kernel", "out_element"),
+    *("hdim_q", "hdim_v", "rounding", "own_rows", "other_rows"),
+)
 _HELD_ROW_BYTES = 1152  # up to which registers have room for queries, and LDS for keys
 _ROUNDINGS: dict[Bf16Cvt, str] = {
     "rtne": "nearest_even",
@@ -43,6 +48,7 @@ _BUFFER_REACH = 1 << 31
 _MOST_SHARED_HDIM = 192  # up to which kernels without features have two waves of a SIMD
 _WIDE_PAGE_ROWS = 16  # of which wide pages have a multiple; the threads of a wave have one
 _LSE_BYTES = 4
+_SIMDS = 4  # of a compute unit
 # Up to here an error of 1e-7 of the cap is one of 1e-4 of a logit, below what 16 bits keep.
 _LARGE_SOFTCAP = 1024.0
 _WORD_END = 1 << 32  # a kernel's strides have 32 bits
@@ -181,6 +187,7 @@ class ForwardTraits(SharedTraits):
         stacks_heads: whether the query heads that share a key head are rows of the same tiles.
         row_blocks: where values are the first columns of keys: the rows of a workgroup, in blocks.
         decode_blocks: of other calls with few rows: the same.
+        takes_turns: whether the waves of a SIMD do, in calls with many queries and keys in pages.
     """
 
     kv_dtype: str
@@ -191,6 +198,7 @@ class ForwardTraits(SharedTraits):
     stacks_heads: bool = False
     row_blocks: int | None = None
     decode_blocks: int | None = None
+    takes_turns: bool = False
 
     @classmethod
     def of(cls, problem: Problem, arch: Arch) -> ForwardTraits:
@@ -198,10 +206,11 @@ class ForwardTraits(SharedTraits):
         tile = forward_tile(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
         are_heads_stacked = stacks_heads(problem, tile)
         row_blocks, decode_blocks = blocks_of(problem, are_heads_stacked)
+        access = access_of(problem, tile)
         return cls._of(
             problem,
             arch,
-            access_of(problem, tile),
+            access,
             ModifierTraits.of(problem, "compiled"),
             kv_dtype=problem.kv_dtype,
             has_descales=not problem.features.isdisjoint(
@@ -213,6 +222,7 @@ class ForwardTraits(SharedTraits):
             stacks_heads=are_heads_stacked,
             row_blocks=row_blocks,
             decode_blocks=decode_blocks,
+            takes_turns=waves_take_turns(problem, arch, access),
         )
 
     @property
@@ -220,12 +230,16 @@ class ForwardTraits(SharedTraits):
         tile = forward_tile(self.arch, self.dtype, self.hdim_q, self.hdim_v)
         if self.row_blocks:
             return latent_tile(tile, self.dtype, self.row_blocks)
+        if self.takes_turns:
+            return turns_tile(tile, self.arch, self.dtype, self.hdim_q, self.hdim_v)
         return decode_tile(tile, self.hdim_v, self.decode_blocks) if self.decode_blocks else tile
 
     @property
     def template(self) -> str:
         if self.row_blocks:
             return "latent_fwd.hip"
+        if self.takes_turns:
+            return "turns_fwd.hip"
         return "decode_fwd.hip" if self.decode_blocks else "compiled_fwd.hip"
 
     @property
@@ -268,6 +282,7 @@ class ForwardTraits(SharedTraits):
             "stacked" if self.stacks_heads else "",
             f"latent{self.row_blocks}" if self.row_blocks else "",
             f"decode{self.decode_blocks}" if self.decode_blocks else "",
+            "turns" if self.takes_turns else "",
         )
         return self._name("fwd", of_keys, of_queries)
 
@@ -296,6 +311,11 @@ def blocks_of(problem: Problem, are_heads_stacked: bool) -> tuple[int | None, in
         return row_blocks, None
     rows_of_query = problem.gqa if are_heads_stacked else 1
     return None, decode_blocks_of(problem, rows_of_query)(problem.seqlen_q)
+
+
+def waves_take_turns(problem: Problem, arch: Arch, access: Access) -> bool:
+    """Whether a call has the kernel that has ``takes_turns``."""
+    return access == "wide_pages" and takes_turns(problem, arch)
 
 
 def _streams(tile: Tile, dtype: str) -> bool:
@@ -376,7 +396,7 @@ def row_of_built(traits: ForwardTraits, image: bytes) -> KernelRow:
     descriptor = kernel_descriptors(Elf(image))[traits.name]
     chip = architecture(traits.arch)
     by_registers = chip.simd_vgprs // descriptor.vgprs
-    by_lds = chip.lds_bytes // descriptor.lds_bytes
+    by_lds = chip.lds_bytes // descriptor.lds_bytes * traits.tile.waves // _SIMDS
     return traits.row()._replace(waves_of_simd=min(by_registers, by_lds))
 
 
@@ -399,7 +419,13 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         **traits.template_values(),
     }
     headers: tuple[str, ...] = _HEADERS
-    if traits.decode_blocks:
+    if traits.takes_turns:
+        headers = ()
+        values = {name: values[name] for name in _VALUES_OF_TURNS} | {
+            "has_8_bits": int(traits.dtype in EIGHT_BIT_NAMES),
+            "mask": 2 if traits.is_masked else 0,
+        }
+    elif traits.decode_blocks:
         headers = *_HEADERS, "sixteen_rows.h"
         values |= {"key_element": of_keys.element, "score_dtype": of_queries.scores}
     elif not traits.row_blocks:
@@ -423,6 +449,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         *(traits.name, traits.arch, traits.template, values, headers, why),
         packs_floats=_packs_floats(traits),
         streams=traits.streams,
+        takes_turns=traits.takes_turns,
     )
 
 

@@ -1,0 +1,68 @@
+"""Calls with keys in pages whose sequences have many queries, as those of prefill are.
+
+``csrc_templates/amd/turns_fwd.hip.in`` serves them, with the tiles of the kernels that come ready.
+"""
+
+from __future__ import annotations
+
+from ...amd.chips import Arch
+from ...problem.dtypes import DTYPE_BYTES
+from ...problem.features import Feature
+from ...problem.problem import Problem
+from ..rules import ATTENTION
+from .tile_table import Tile
+
+_LARGE, _SMALL = (256, 64), (128, 32)
+# Queries and keys of a tile, by head dimensions; those of hsa/build.py.
+_Tiles = dict[tuple[int, int], tuple[int, int]]
+_NARROW: _Tiles = {(64, 64): _LARGE, (128, 128): _LARGE}
+_16_BITS: dict[Arch, _Tiles] = {
+    "gfx942": _NARROW | {(192, 128): _SMALL},
+    "gfx950": _NARROW | {(192, 128): _LARGE},
+}
+_8_BITS: dict[Arch, _Tiles] = {
+    "gfx942": {(128, 128): _LARGE},
+    "gfx950": {(128, 128): (256, 128), (256, 256): _LARGE},
+}
+_WAVE_ROWS = 32
+_BLOCK = 16  # keys, of which a wave loads rows from one page
+_SERVES = ATTENTION - {Feature.TOP_LEFT_MASK} | {
+    *(Feature.BF16, Feature.FP16, Feature.FP8_E4M3FNUZ, Feature.FP8_E4M3FN),
+    *(Feature.DESCALES, Feature.PAGED_KEYS, Feature.NUM_SPLITS),
+}
+
+
+def takes_turns(problem: Problem, arch: Arch) -> bool:
+    """Whether this kernel serves a call, if its keys are near.
+
+    Sequences count as equally long: their queries fill a tile. Pages of keys are as many rows apart
+    as those of values, in which the kernel counts.
+    """
+    tile = _tile_of(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
+    if tile is None or not (problem.is_paged and problem.features <= _SERVES) or problem.is_empty:
+        return False
+    return (
+        problem.mode == "gm1"
+        and problem.seqlen_q >= tile[0] * problem.packs
+        and problem.seqlen_k % _BLOCK == 0
+        and rows_of_page(problem.sizes.k) == rows_of_page(problem.sizes.v) != 0
+    )
+
+
+def rows_of_page(strides: tuple[int, ...]) -> int:
+    """How many rows there are from a page to the next one; 0 where they are no whole ones."""
+    page, row, *_ = strides
+    return page // row if row > 0 and page % row == 0 else 0
+
+
+def turns_tile(tile: Tile, arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> Tile:
+    """The tile of such calls, made of that of others with their head dimensions."""
+    found = _tile_of(arch, dtype, hdim_q, hdim_v)
+    assert found is not None
+    rows, keys = found
+    return tile._replace(slices=1, tile_q=rows, tile_k=keys, waves=rows // _WAVE_ROWS)
+
+
+def _tile_of(arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> tuple[int, int] | None:
+    tiles = _16_BITS if DTYPE_BYTES[dtype] == 2 else _8_BITS
+    return tiles[arch].get((hdim_q, hdim_v))

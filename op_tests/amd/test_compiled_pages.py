@@ -1,0 +1,138 @@
+"""Prefill with keys in pages, whose kernels have the tiles of those that come ready."""
+
+import itertools
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from amd_problems import FP8, AmdProblem
+from compiled_calls import assert_nothing_is_spilled
+from ready_calls import CHIPS, DTYPES, FP8_ROUNDING, ROUNDING
+from torch import Tensor
+from untyped import explain, fmha_fwd
+
+from jitfmha import emulate
+from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec
+from jitfmha.kernels.modifiers import ModifierTraits
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+_THOUSAND = 1000
+_KINDS = [
+    *(
+        (chip, dtype, hdims)
+        for chip in CHIPS
+        for dtype in DTYPES
+        for hdims in ((64, 64), (128, 128), (192, 128))
+    ),
+    *((chip, "fp8", (128, 128)) for chip in CHIPS),
+    ("gfx950", "fp8", (256, 256)),
+]
+_PAGES = (16, 32, 48, 64, 80, 128, 256)
+# Their mean is that from which on these kernels serve, or above it.
+_LENGTHS_Q = ((257, 300), (1, 511), (600,), (256,), (0, 290, 600))
+
+
+@dataclass
+class Paged:
+    """A problem of gm1 with its keys and values in pages, in any order, beside others of NaN."""
+
+    problem: AmdProblem
+    page_size: int
+
+    def tensors(self) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        problem, size = self.problem, self.page_size
+        lengths = [pair[1] for pair in problem.lengths]
+        most = max(-(-max(lengths) // size), 1)
+        count = len(lengths) * most
+        table = torch.randperm(count, generator=problem.rng).view(len(lengths), most).int()
+        caches = []
+        for x in (problem.k, problem.v):
+            # Beside each page lies another one.
+            cache = torch.full((count, 2, size, *x.shape[1:]), torch.nan).to(x.dtype)[:, 1]
+            for of_sequence, pages in zip(x.split(lengths), table.tolist(), strict=True):
+                for part, page in zip(of_sequence.split(size), pages, strict=False):
+                    cache[page, : len(part)] = part
+            caches.append(cache)
+        return (problem.q, *caches), problem.arguments | {"block_table": table}
+
+
+def check(paged: Paged, chip: str, dtype: str, rounding: float, random_order: int | None) -> None:
+    (q, k, v), options = paged.tensors()
+    with emulate(chip, check=True, random_order=random_order) as run:
+        assert "_turns_" in explain(q, k, v, **options).plan.kernel
+        actual = fmha_fwd(q, k, v, **options)
+        assert run.findings() == ()
+    of_outputs = 2**-11 if dtype == "fp16" else ROUNDING["rtne"]
+    paged.problem.assert_right(actual, rounding, of_outputs=of_outputs)
+
+
+@pytest.mark.sample("number", range(_THOUSAND), 12)
+def test_drawn_calls(number, rng):
+    drawn = random.Random(rng.initial_seed())
+    chip, dtype, hdims = drawn.choice(_KINDS)
+    queries = drawn.choice(_LENGTHS_Q)
+    longest = drawn.choice((1, 63, 64, 65, 200, 385, 700))
+    lengths = [(n, drawn.randrange(longest + 1) if i else longest) for i, n in enumerate(queries)]
+    bf16_cvt = drawn.choice(tuple(ROUNDING)) if (dtype, chip) != ("bf16", "gfx950") else "rtne"
+    problem = AmdProblem(
+        *(rng, (DTYPES | {"fp8": FP8[chip]})[dtype], hdims, drawn.choice(((1, 1), (4, 2), (3, 1)))),
+        lengths=lengths,
+        mask=drawn.choice((0, 2)),
+        softmax_scale=hdims[0] ** -0.5,
+        descales=drawn.choice((None, "one", "each")) if dtype == "fp8" else None,
+        options={"bf16_cvt": bf16_cvt, "num_splits": drawn.choice((0, 0, 1, 2, 5))},
+    )
+    of_probabilities = {"bf16": ROUNDING[bf16_cvt], "fp16": 2**-11, "fp8": FP8_ROUNDING}
+    order = drawn.choice((None, drawn.randrange(1 << 31)))
+    paged = Paged(problem, drawn.choice(_PAGES))
+    check(paged, chip, dtype, of_probabilities[dtype], order)
+
+
+@pytest.mark.sample("kind", _KINDS, 3)
+def test_more_tiles_than_are_looked_up_at_once(kind, rng):
+    chip, dtype, hdims = kind
+    kinds = DTYPES | {"fp8": FP8[chip]}
+    problem = AmdProblem(
+        *(rng, kinds[dtype], hdims, (1, 1)),
+        lengths=((256, 6300),),
+        mask=2,
+        softmax_scale=hdims[0] ** -0.5,
+        options={"num_splits": 1},
+    )
+    of_probabilities = {"bf16": ROUNDING["rtne"], "fp16": 2**-11, "fp8": FP8_ROUNDING}
+    check(Paged(problem, 16), chip, dtype, of_probabilities[dtype], None)
+
+
+@pytest.mark.parametrize(("page_size", "seqlen_q"), [(24, 512), (16, 255), (8, 512)])
+def test_other_calls_take_other_kernels(page_size, seqlen_q, rng):
+    """Where pages are not whole blocks of rows, or queries do not fill a tile."""
+    problem = AmdProblem(rng, heads=(1, 1), lengths=((seqlen_q, 100),))
+    (q, k, v), options = Paged(problem, page_size).tensors()
+    with emulate("gfx942"):
+        assert "_turns_" not in explain(q, k, v, **options).plan.kernel
+
+
+def test_pages_of_keys_and_of_values_are_as_far_apart(rng):
+    problem = AmdProblem(rng, heads=(1, 1), lengths=((300, 100),))
+    (q, k, v), options = Paged(problem, 16).tensors()
+    with emulate("gfx942"):
+        assert "_turns_" in explain(q, k, v, **options).plan.kernel
+        assert "_turns_" not in explain(q, k, v.contiguous(), **options).plan.kernel
+
+
+@pytest.mark.sample(("kind", "is_masked"), list(itertools.product(_KINDS, (False, True))), 3)
+def test_nothing_is_spilled(kind, is_masked):
+    chip, dtype, hdims = kind
+    arch = chip.removesuffix("-mi308")
+    if dtype == "fp8":
+        dtype = str(FP8[arch]).removeprefix("torch.").replace("float8", "fp8")
+    traits = ForwardTraits(
+        *(arch, dtype, *hdims, "gm1", "rtne", is_masked, "wide_pages"),
+        ModifierTraits("compiled"),
+        kv_dtype=dtype,
+        takes_turns=True,
+    )
+    assert_nothing_is_spilled(kernel_spec(traits), traits.name, traits.combine_name)
