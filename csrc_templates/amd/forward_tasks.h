@@ -122,6 +122,12 @@ struct OutputRow {
     return result;
   }
 
+  // Of a row whose sum was taken to be 1.
+  __device__ void divide_by(float actual_sum) {
+    sum = actual_sum;
+    factor = sum == 0 ? 0 : factor * __builtin_amdgcn_rcpf(sum);
+  }
+
   // Four values that follow each other.
   template <class Element = OutElement>
   __device__ void store(int first, f32x4 o) const {

@@ -41,11 +41,12 @@ __device__ inline f32x4 multiply(u32x4 a, u32x4 b, f32x4 c) {
 // The largest of what four lanes have for one row, or their sum.
 template <class Combine>
 __device__ inline float combined_of_row(float x, int lane, Combine combine) {
-#pragma unroll
-  for (int distance = 16; distance < 64; distance *= 2)
-    x = combine(
-        x, bits_as<float>(__builtin_amdgcn_ds_bpermute((lane ^ distance) * 4, bits_as<int>(x))));
-  return x;
+  const auto of_lane = [&](int other) {
+    return bits_as<float>(__builtin_amdgcn_ds_bpermute(other * 4, bits_as<int>(x)));
+  };
+  // All three are on their way at once.
+  const float a = of_lane(lane ^ 16), b = of_lane(lane ^ 32), c = of_lane(lane ^ 48);
+  return combine(combine(x, a), combine(b, c));
 }
 
 // Which key of a tile a lane's score i is that of: the one of row 4 * (lane / 16) + i % 4 in one of

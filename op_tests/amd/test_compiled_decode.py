@@ -22,6 +22,8 @@ from torch import Tensor
 from untyped import explain
 
 from jitfmha import emulate
+from jitfmha.amd import chips
+from jitfmha.amd.node import VIRTUAL_NODE
 from jitfmha.kernels.compiled.traits import Access, ForwardTraits, kernel_spec
 from jitfmha.kernels.modifiers import ModifierTraits
 from jitfmha.problem.float64_reference import attention, attention_packed
@@ -117,22 +119,22 @@ def test_drawn_calls(rng, number):
     assert_near(actual, expected, *scaled, given.options, call.out_dtype)
 
 
-@pytest.mark.parametrize("heads", [16, 40])
+@pytest.mark.parametrize(("heads", "hdim"), [(16, 64), (40, 72)])
 @pytest.mark.sample("arch", ARCHS, 1)
-def test_hidden_values_and_later_maxima(rng, arch, heads):
+def test_hidden_values_and_later_maxima(rng, arch, heads, hdim):
     """Rows that see nothing are 0 beside values of NaN, and scores that grow rescale the output.
 
     They grow within a wave, from wave to wave and from split to split.
     """
-    q = torch.randn(1, 3, heads, 72, generator=rng).bfloat16()
-    v = torch.randn(1, 545, 1, 72, generator=rng).bfloat16()
-    k = torch.full((1, 545, 1, 72), 1.0).bfloat16()
+    q = torch.randn(1, 3, heads, hdim, generator=rng).bfloat16()
+    v = torch.randn(1, 545, 1, hdim, generator=rng).bfloat16()
+    k = torch.full((1, 545, 1, hdim), 1.0).bfloat16()
     k[:, 64:] += q[:, :1, :1]
     k[:, 256:] += q[:, :1, :1] * 8
     k[:, 544:] += q[:, :1, :1] * 64
     for options in ({"num_splits": 1}, {"num_splits": 3}):
         assert_near(run(arch, q, k, v, **options), attention(q, k, v), q, k, v, {})
-        blind = torch.full((1, 2, 1, 72), torch.nan).bfloat16()
+        blind = torch.full((1, 2, 1, hdim), torch.nan).bfloat16()
         blind[:, 0] = 1
         out, lse = run(arch, q, blind, blind, mask=2, **options)
         assert out[:, 0].eq(0).all()
@@ -148,7 +150,7 @@ def test_one_split_depends_on_nothing_else(rng, arch, page_size):
     k, v = (torch.randn(sum(lengths), 2, 64, generator=rng).bfloat16() for _ in range(2))
     ends = torch.tensor([0, *lengths]).cumsum(0).int()
 
-    def decoded(first: int, last: int, order: int | None) -> Tensor:
+    def decoded(first: int, last: int, order: int | None) -> tuple[Tensor, Tensor]:
         rows = slice(int(ends[first]), int(ends[last]))
         keys, more = [k[rows], v[rows]], {}
         if page_size:
@@ -162,12 +164,15 @@ def test_one_split_depends_on_nothing_else(rng, arch, page_size):
             "cu_seqlens_k": ends[first : last + 1] - ends[first],
         }
         more |= {"num_splits": 1, "random_order": order, "max_seqlen_q": 1}
-        return run(arch, q[first:last], *keys, **groups, **more)[0]
+        return run(arch, q[first:last], *keys, **groups, **more)
 
     together = decoded(0, batch, None)
-    assert together.equal(decoded(0, batch, 1))
+    spans = [1] * batch, lengths, list(range(batch)), ends[:-1].tolist()
+    assert_near(together, attention_packed(q, k, v, *spans), q, k, v, {})
+    out = together[0]
+    assert out.equal(decoded(0, batch, 1)[0])
     for i in range(batch):
-        assert together[i : i + 1].equal(decoded(i, i + 1, i + 2))
+        assert out[i : i + 1].equal(decoded(i, i + 1, i + 2)[0])
 
 
 @pytest.mark.sample(
@@ -203,16 +208,30 @@ def test_nothing_is_spilled(arch, dtypes, hdim, blocks, access, is_masked, has_f
 
 
 def test_which_calls_are_meant(rng):
-    """Of up to 16 queries and 128 rows; with a bias, dropout or float32 none are."""
-    arch = "gfx942"
+    """Of up to 16 queries and 128 rows; with a bias, dropout or float32 none are.
 
-    def kernel(queries: int, heads: int, hdim: int = 72, dtype: torch.dtype = torch.half, **more):
-        q = torch.randn(1, queries, heads, hdim, generator=rng).to(dtype)
-        k = torch.randn(1, 70, 1, hdim, generator=rng).to(dtype)
+    Where units would be idle, two workgroups have more than 32 rows.
+    """
+    arch = "gfx942"
+    units = chips.chip(VIRTUAL_NODE[arch]).compute_units
+
+    def kernel(
+        queries: int,
+        heads: int,
+        hdim: int = 72,
+        dtype: torch.dtype = torch.half,
+        batch: int = 1,
+        **more,
+    ):
+        q = torch.randn(1, queries, heads, hdim, generator=rng).to(dtype).expand(batch, -1, -1, -1)
+        k = torch.randn(1, 70, 1, hdim, generator=rng).to(dtype).expand(batch, -1, -1, -1)
         return kernel_of(arch, q, k, k, **more)
 
-    for rows, blocks in ((1, 1), (16, 1), (17, 2), (32, 2), (33, 4), (128, 4)):
-        assert f"_decode{blocks}_" in kernel(1, rows)
+    of_few = ((1, 1), (16, 1), (17, 2), (32, 2), (33, 2), (64, 2), (65, 4), (128, 4))
+    of_many = ((16, 1), (17, 2), (32, 2), (33, 4), (128, 4))
+    for batch, expected in ((units // 2, of_few), (units // 2 + 1, of_many)):
+        for rows, blocks in expected:
+            assert f"_decode{blocks}_" in kernel(1, rows, batch=batch)
     assert "_decode4_" in kernel(16, 8)
     assert "_decode2_" in kernel(1, 128, 256)
     for other in (

@@ -125,7 +125,7 @@ def batch_of_8(rows: int, heads: int) -> Tensor:
 
 
 def decode(seqlen_k: int, seqlen_q: int = 1) -> None:
-    q, k = batch_of_8(seqlen_q, 32), batch_of_8(seqlen_k, 8)
+    q, k = batch_of_8(seqlen_q, 32)[:4], batch_of_8(seqlen_k, 8)[:4]
     fmha_fwd(q, k, k)
 
 
@@ -133,12 +133,12 @@ def test_stacked_heads_take_the_workgroups_of_key_heads(runtime):
     with runtime.stands_for(runtime.target("MI300X")):
         decode(8192)
     first, second = runtime.launches()
-    # 64 sequences and key heads, which are fewer than the chip's units.
+    # 32 sequences and key heads, which are fewer than draw what the chip streams.
     (num_splits,) = first.fields(COMPILED_ARGUMENTS, "attention.num_splits.divisor")
     assert num_splits > 1
-    assert first.grid[0] * first.grid[1] * first.grid[2] == 64 * num_splits
+    assert first.grid[0] * first.grid[1] * first.grid[2] == 32 * num_splits
     # A workgroup for each of four waves.
-    assert second.grid[0] * second.grid[1] * second.grid[2] == 64 * 4
+    assert second.grid[0] * second.grid[1] * second.grid[2] == 32 * 4
     assert bytes(first.kernarg) == bytes(second.kernarg)
     assert second.symbol == first.symbol + b"_combine"
     names = ("heads.divisor", "gqa.divisor", "query_tiles")
@@ -149,16 +149,16 @@ def test_stacked_heads_take_the_workgroups_of_key_heads(runtime):
 @pytest.mark.parametrize(
     ("seqlen_k", "options", "num_splits"),
     [
-        # Of 64 sequences and key heads: so that units enough ask for keys.
-        (8192, {}, 2),
+        (8192, {}, 1),  # 64 sequences and key heads: units enough ask for keys
+        (8192, {"batch": 4}, 3),
         (8192, {"num_splits": 1}, 1),
         (8192, {"num_splits": 7}, 7),
         (64, {"num_splits": 7}, 7),
         (64, {}, 1),  # too few keys for a second launch to pay
         (8192, {"window_size": (100, 0)}, 1),  # as few are seen
-        (8192, {"window_size": (100, 0), "sink_size": 8000}, 2),
-        (8192, {"mask": 2}, 2),
-        (65536, {"batch": 1, "heads": (8, 1)}, 86),
+        (8192, {"batch": 4, "window_size": (100, 0), "sink_size": 8000}, 3),
+        (8192, {"batch": 4, "mask": 2}, 3),
+        (65536, {"batch": 1, "heads": (8, 1)}, 66),
         (8192, {"heads": (32, 32)}, 1),  # 256 sequences and heads
         # The other kernel: of 608 workgroups that run at a time.
         (8192, {"seqlen_q": 33}, 4),  # two tiles for each key head
@@ -176,7 +176,7 @@ def test_num_splits(runtime, seqlen_k, options, num_splits):
     keys = KeyOptions(num_splits=options.pop("num_splits", 0))
     modifiers = Modifiers(sink_size=options.pop("sink_size", 0))
     problem = make_problem(Arguments(q, k, k, keys=keys, modifiers=modifiers, **options))
-    traits = ForwardTraits.of(problem, target.arch)
+    traits = ForwardTraits.of(problem, target.arch, target.compute_units)
     row, streams = traits.row()._replace(waves_of_simd=2), traits.decode_blocks is not None
     assert streams == (seqlen_q == 1)
     columns = traits.made_columns
@@ -190,6 +190,23 @@ def test_num_splits(runtime, seqlen_k, options, num_splits):
     assert splits.workspace_floats == (floats if num_splits > 1 else 0)
 
 
+@pytest.mark.parametrize("batch", [1, 3, 40])
+def test_what_decode_allocates_is_bounded_by_the_chip(runtime, batch):
+    """However long sequences become: three rounds of workgroups leave results at most."""
+    target = runtime.target("MI300X")
+    q, k = batch_of_8(1, 32)[:1], batch_of_8(1, 8)[:1]
+    q, k = (x.expand(batch, -1, -1, -1) for x in (q, k))
+    problem = make_problem(Arguments(q, k, k))
+    traits = ForwardTraits.of(problem, target.arch, target.compute_units)
+    row, columns = traits.row()._replace(waves_of_simd=2), traits.made_columns
+    choice = SplitChoice(problem, target, row, 1, columns, streams=True)
+    most = 3 * 2 * target.compute_units * row.ts_qo * (columns + 4)
+    sizes = [choice.splits(1, 1 << shift).workspace_floats for shift in range(26)]
+    assert sizes[0] == 0
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == sizes[-8] <= most
+
+
 @pytest.mark.parametrize(
     ("max_seqlen_k", "are_split"),
     [
@@ -199,10 +216,10 @@ def test_num_splits(runtime, seqlen_k, options, num_splits):
     ],
 )
 def test_keys_in_pages_are_split_by_the_longest_sequence(runtime, max_seqlen_k, are_split):
-    q = torch.zeros(8, 32, 128, dtype=torch.bfloat16)
+    q = torch.zeros(4, 32, 128, dtype=torch.bfloat16)
     k = torch.zeros(1, 1, 8, 128, dtype=torch.bfloat16).expand(3, 64, -1, -1)
-    table = torch.zeros(8, 128, dtype=torch.int32)
-    ends = {"cu_seqlens_q": prefix_sums([1] * 8), "cu_seqlens_k": prefix_sums([64] * 8)}
+    table = torch.zeros(4, 128, dtype=torch.int32)
+    ends = {"cu_seqlens_q": prefix_sums([1] * 4), "cu_seqlens_k": prefix_sums([64] * 4)}
     longest = {"max_seqlen_q": 1, "max_seqlen_k": max_seqlen_k}
     with runtime.stands_for(runtime.target("MI300X")):
         fmha_fwd(q, k, k, block_table=table, **ends, **longest)

@@ -18,16 +18,22 @@ _MOST_ROWS = 128
 _MOST_HDIM = 256
 # Of rows. A wave has all of them, and what it makes of them, in its registers.
 _MOST_BLOCKS, _MOST_WIDE_BLOCKS, _WIDE_HDIM = 4, 2, 128
+_UNDIVIDED_BLOCKS = 2  # with as many, keys take longer to come than to be attended to
 _FOUR_BYTES = 16
 _COLUMNS = 64  # a multiple of which a workgroup makes
 
 
-def decode_blocks_of(problem: Problem, rows_of_query: int) -> Callable[[int], int | None]:
+def decode_blocks_of(
+    problem: Problem, rows_of_query: int, compute_units: int
+) -> Callable[[int], int | None]:
     """How many blocks of 16 rows a workgroup has, by seqlen_q; None where the other kernel serves.
 
     ``rows_of_query`` are the heads that are stacked. Biases, dropout and float32 take what such a
     workgroup has no room for, the other one alone leaves the results of splits, and longer calls
     have rows enough for larger tiles.
+
+    Where units would be idle, two workgroups have half of more than 32 rows each: less to compute
+    for each key, and the second one finds the keys of the first in the L2 cache that they share.
     """
     modifiers, packs = problem.modifiers, problem.packs
     widest = max(problem.hdim_q, problem.hdim_v)
@@ -40,6 +46,7 @@ def decode_blocks_of(problem: Problem, rows_of_query: int) -> Callable[[int], in
         and not problem.has_split_results
         and not problem.is_empty
     )
+    have_units_idle = 2 * problem.batch * problem.heads_q // rows_of_query <= compute_units
 
     def blocks_of(seqlen_q: int) -> int | None:
         queries = -(-seqlen_q // packs)
@@ -49,7 +56,8 @@ def decode_blocks_of(problem: Problem, rows_of_query: int) -> Callable[[int], in
         blocks = 1
         while rows > blocks * _BLOCK_ROWS and blocks < most_blocks:
             blocks *= 2
-        return blocks
+        is_one = rows <= blocks * _BLOCK_ROWS
+        return blocks // 2 if blocks > _UNDIVIDED_BLOCKS and is_one and have_units_idle else blocks
 
     return blocks_of
 
@@ -58,6 +66,9 @@ def decode_tile(tile: Tile, hdim_v: int, blocks: int) -> Tile:
     """The tile of such calls, made of that of others with their head dimensions."""
     fours = 8 if made_columns(hdim_v) % (2 * _COLUMNS) == 0 else 4
     lds_bytes = tile.waves * fours * WAVE * _FOUR_BYTES
+    # Of each row a wave's maximum and sum, beside what the first wave leaves free.
+    of_rows = tile.waves * blocks * _BLOCK_ROWS * 2 * 4
+    lds_bytes += max(of_rows - fours // tile.waves * WAVE * _FOUR_BYTES, 0)
     return tile._replace(slices=1, tile_q=blocks * _BLOCK_ROWS, lds_bytes=lds_bytes)
 
 

@@ -30,7 +30,8 @@ class CompiledEstimate:
         sizes = self._problem.sizes._replace(seqlen_q=seqlen_q, seqlen_k=seqlen_k)
         problem = self._problem.with_sizes(sizes)
         stacks = stacks_heads(problem, self._tile)
-        estimate, splits = self._estimates(stacks, *blocks_of(problem, stacks))
+        blocks = blocks_of(problem, stacks, self._target.compute_units)
+        estimate, splits = self._estimates(stacks, *blocks)
         seqlen_q, seqlen_k = -(-seqlen_q // self._packs), -(-seqlen_k // self._packs)
         seconds = 0.0
         for lengths in estimate.lengths:

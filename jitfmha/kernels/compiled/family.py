@@ -112,7 +112,7 @@ class ForwardPlan(CompiledPlan):
     arguments = COMPILED_ARGUMENTS
 
     def __init__(self, problem: Problem, target: AmdTarget) -> None:
-        traits = ForwardTraits.of(problem, target.arch)
+        traits = ForwardTraits.of(problem, target.arch, target.compute_units)
         source = f"csrc_templates/amd/{traits.template}.in"
         super().__init__(problem, target, "compiled", traits.name, source)
         self.traits = traits
@@ -120,7 +120,7 @@ class ForwardPlan(CompiledPlan):
         self._slices = traits.slices
         self._are_far_from_limits = are_far_from_limits(problem, traits.row())
         self._estimate: CompiledEstimate | None = None
-        self._has_same_traits = have_same_traits(problem, traits)
+        self._has_same_traits = have_same_traits(problem, traits, target.compute_units)
 
     @property
     def spec(self) -> jit.BuildSpec:
@@ -175,11 +175,12 @@ class ForwardPlan(CompiledPlan):
             return True
         problem, traits, tile = self.problem.with_sizes(sizes), self.traits, self._tile
         are_heads_stacked = stacks_heads(problem, tile)
+        blocks = blocks_of(problem, are_heads_stacked, self.target.compute_units)
         return (
             access_of(problem, tile) == traits.access
             and waves_take_turns(problem, traits.arch, traits.access) == traits.takes_turns
             and are_heads_stacked == traits.stacks_heads
-            and blocks_of(problem, are_heads_stacked) == (traits.row_blocks, traits.decode_blocks)
+            and blocks == (traits.row_blocks, traits.decode_blocks)
             and not any(reasons_of(SIZE_RULES, problem, traits.arch))
         )
 

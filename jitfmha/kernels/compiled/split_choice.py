@@ -13,9 +13,9 @@ from ..ready.combine_estimate import combine_seconds
 from ..ready.key_split import MOST_SPLITS, ONE_SPLIT, KeySplit, Splits
 
 # What a compute unit draws from HBM at most while others are idle, in bytes a second, by the cost
-# model: 52e9 on gfx942 and 84e9 on gfx950. Of 8-bit numbers, which become others, less: 17e9 to
-# 31e9 on gfx942, and 31e9 to 45e9 on gfx950.
-_MOST_OF_UNIT = 50e9
+# model: 57e9 to 106e9 on gfx942 and 84e9 to 109e9 on gfx950; what leaves some to spare is counted.
+# Of 8-bit numbers, which become others, less: 19e9 to 50e9 on gfx942, and 27e9 to 73e9 on gfx950.
+_MOST_OF_UNIT = 65e9
 _MOST_OF_8_BIT_UNIT: dict[Arch, float] = {"gfx942": 20e9, "gfx950": 30e9}
 # Fewer key tiles for a split would leave each wave of a workgroup less than two.
 _LEAST_STREAMED_TILES = 8
@@ -84,21 +84,24 @@ class SplitChoice:
         """Choose the number with which the last workgroup ends first, and its part is combined."""
         split = self._split
         rows = seqlen_q * self._rows_of_query
-        workgroups = split.sequences * -(-rows // split.ts_qo)
+        row_tiles = -(-rows // split.ts_qo)
+        workgroups = split.sequences * row_tiles
         most = min(tiles // _LEAST_STREAMED_TILES, MOST_SPLITS)
         if workgroups == 0 or most < 2:
             return ONE_SPLIT
-        bytes_of_all = workgroups * tiles * self._tile_bytes
+        bytes_of_all = split.sequences * tiles * self._tile_bytes
+        # The tiles of a sequence's rows read the same: of what units draw, HBM gives one a share.
+        enough = self._enough * row_tiles
 
         def seconds(num_splits: int) -> float:
             count = workgroups * num_splits
             rounds, rest = divmod(count, split.slots)
-            busy = rounds * split.slots + (max(rest, self._enough) if rest else 0)
+            busy = rounds * split.slots + (max(rest, enough) if rest else 0)
             streamed = bytes_of_all / self._streamed * busy / count
             return streamed + self.combine_seconds(seqlen_q, num_splits)
 
         full_rounds = (max(n * split.slots // workgroups, 1) for n in (1, 2, 3))
-        candidates = (1, -(-int(self._enough) // workgroups), *full_rounds)
+        candidates = (1, -(-int(enough) // workgroups), *full_rounds)
         num_splits = min((min(n, most) for n in candidates), key=seconds)
         if num_splits == 1:
             return ONE_SPLIT

@@ -201,11 +201,11 @@ class ForwardTraits(SharedTraits):
     takes_turns: bool = False
 
     @classmethod
-    def of(cls, problem: Problem, arch: Arch) -> ForwardTraits:
+    def of(cls, problem: Problem, arch: Arch, compute_units: int) -> ForwardTraits:
         """What a problem asks for; there has to be a tile with room for it."""
         tile = forward_tile(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
         are_heads_stacked = stacks_heads(problem, tile)
-        row_blocks, decode_blocks = blocks_of(problem, are_heads_stacked)
+        row_blocks, decode_blocks = blocks_of(problem, are_heads_stacked, compute_units)
         access = access_of(problem, tile)
         return cls._of(
             problem,
@@ -304,13 +304,15 @@ def forward_tile(arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> Tile:
     return tile
 
 
-def blocks_of(problem: Problem, are_heads_stacked: bool) -> tuple[int | None, int | None]:
+def blocks_of(
+    problem: Problem, are_heads_stacked: bool, compute_units: int
+) -> tuple[int | None, int | None]:
     """What a call has of ``row_blocks`` and ``decode_blocks``."""
     row_blocks = row_blocks_of(problem, are_heads_stacked)
     if row_blocks:
         return row_blocks, None
     rows_of_query = problem.gqa if are_heads_stacked else 1
-    return None, decode_blocks_of(problem, rows_of_query)(problem.seqlen_q)
+    return None, decode_blocks_of(problem, rows_of_query, compute_units)(problem.seqlen_q)
 
 
 def waves_take_turns(problem: Problem, arch: Arch, access: Access) -> bool:
@@ -362,7 +364,9 @@ def _most_stacked_queries(problem: Problem, tile: Tile) -> int:
     return tile.tile_q // 2 * problem.packs
 
 
-def have_same_traits(problem: Problem, traits: ForwardTraits) -> Callable[[PlainSizes], bool]:
+def have_same_traits(
+    problem: Problem, traits: ForwardTraits, compute_units: int
+) -> Callable[[PlainSizes], bool]:
     """A quick question for calls that differ from ``problem`` in lengths and strides only.
 
     True: all that lengths and strides decide is as in ``traits``. False: it may be otherwise.
@@ -376,7 +380,8 @@ def have_same_traits(problem: Problem, traits: ForwardTraits) -> Callable[[Plain
     near_stride = far_stride_bytes(tile) // bytes_of.kv
     most_queries = _most_stacked_queries(problem, tile)
     widest = problem.gqa * max(bytes_of.q, bytes_of.out, _LSE_BYTES)
-    decode_blocks = decode_blocks_of(problem, problem.gqa if traits.stacks_heads else 1)
+    rows_of_query = problem.gqa if traits.stacks_heads else 1
+    decode_blocks = decode_blocks_of(problem, rows_of_query, compute_units)
 
     def have_same(sizes: PlainSizes) -> bool:
         seqlen_q, _, q, k, v, out = sizes
