@@ -29,20 +29,24 @@ struct KeyRange {
   int64_t begin, end;
 };
 
-// The keys, or the values, of one head of a sequence: at a fixed stride, or in pages.
-struct KeyRows {
-  const KeyElement* first;  // of the sequence, or of page 0
-  Strides strides;          // those of the batch lie between pages
-  const int32_t* pages;     // of the sequence
+// What each key of one head of a sequence has: at a fixed stride, or in pages.
+template <class T>
+struct RowsOfKeys {
+  const T* first;        // of the sequence, or of page 0
+  Strides strides;       // those of the batch lie between pages
+  const int32_t* pages;  // of the sequence
   uint32_t page_size;
 
-  const KeyElement* operator[](int64_t key) const {
+  const T* operator[](int64_t key) const {
     if (!kPaged) return first + key * strides.seq;
     const uint32_t page = uint32_t(key) / page_size;
     return first + element_at(pages + page) * strides.batch +
            (uint32_t(key) - page * page_size) * strides.seq;
   }
 };
+
+// The keys, or the values.
+using KeyRows = RowsOfKeys<KeyElement>;
 
 // The lengths of a call, without its tensors.
 struct Problem {
@@ -73,9 +77,10 @@ struct Problem {
   }
 
   // The rows of one kv head, in a tensor like k or v.
-  KeyRows key_rows(const Sequence& seq, int64_t kv_head, const KeyElement* tensor,
-                   const Strides& strides) const {
-    const KeyElement* first = kPaged ? tensor : seq.keys_of(tensor, strides);
+  template <class T>
+  RowsOfKeys<T> key_rows(const Sequence& seq, int64_t kv_head, const T* tensor,
+                         const Strides& strides) const {
+    const T* first = kPaged ? tensor : seq.keys_of(tensor, strides);
     const int32_t* pages =
         kPaged ? keys.block_table + seq.index * keys.block_table_stride : nullptr;
     return {first + kv_head * strides.head, strides, pages, uint32_t(shape.seqlen_k)};

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from ..layers.peer_values import ends_in, with_contiguous_rows
-from ..problem.checks import describe, refuse_given
+from ..problem.checks import describe
 from .forward import Attention, Results, called_by_models, forward_group
 
 
@@ -24,8 +25,9 @@ def _forward_pages(
     kv_block_descale: Tensor | None,
     **others: Any,
 ) -> Results:
-    refuse_given(kv_block_descale=kv_block_descale)
     k, v = _as_pages("k", k), _as_pages("v", v)
+    if kv_block_descale is not None:
+        others |= _scales_of_tokens(kv_block_descale, k, others)
     if block_table is None and seqlen_k is None:
         block_table, lengths = _table_of_lists(
             kv_indptr, kv_page_indices, kv_last_page_lens, page_size=k.shape[1]
@@ -51,6 +53,27 @@ def _as_pages(name: str, x: Tensor) -> Tensor:
             "expected (num_pages, page_size, heads, hdim)"
         )
     return with_contiguous_rows(x if x.dim() == 4 else x[:, None])
+
+
+def _scales_of_tokens(
+    kv_block_descale: Tensor, k: Tensor, beside: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """The scales of pages as those of their tokens, which all lie in one place."""
+    num_pages, page_size, heads_k, _ = k.shape
+    for name in ("k_descale", "v_descale"):
+        if beside[name] is not None:
+            raise ValueError(
+                f"{name} ({describe(beside[name])}) cannot be combined with kv_block_descale "
+                f"({describe(kv_block_descale)})"
+            )
+    expected = num_pages, heads_k, 2
+    if not isinstance(kv_block_descale, Tensor) or kv_block_descale.shape != expected:
+        raise ValueError(
+            f"kv_block_descale is {describe(kv_block_descale)}; expected a tensor of shape "
+            f"(num_pages, heads of k, 2), which is {expected}"
+        )
+    of_tokens = kv_block_descale[:, None, :, None].expand(-1, page_size, -1, 1, 2)
+    return {"k_descale": of_tokens[..., 0], "v_descale": of_tokens[..., 1]}
 
 
 def _table_of_lists(
@@ -147,7 +170,8 @@ def mha_batch_prefill(
             where a page holds more than one.
         block_table, seqlen_k: int32 ``(b, most pages)`` and ``(b,)``, the pages of each sequence
             and its length. They replace the lists of pages, which are not looked at then.
-        kv_block_descale: ``NotImplementedError`` where it is given.
+        kv_block_descale: float32 ``(num_pages, hk, 2)``, what keys and values of each page and head
+            are multiplied with; in place of k_descale and v_descale.
 
     The other arguments, the results, and what is raised: see :func:`mha_varlen_fwd` and the module.
     """

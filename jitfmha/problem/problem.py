@@ -18,6 +18,7 @@ from .arguments import (
     CuSeqlens,
     Descales,
     KeyOptions,
+    is_of_tokens,
 )
 from .checks import check_given, check_last_dimension, check_layout, not_a_tensor
 from .dropout import check_rng_state
@@ -100,12 +101,13 @@ class Problem(NamedTuple):
     In gm0 ``seqlen_q`` and ``seqlen_k`` are the lengths that every sequence has. In gm1 they are
     the numbers of packed rows, ``total_q`` and ``total_k``; the lengths are in ``cu_seqlens``.
     ``dtype`` is that of q, ``kv_dtype`` that of k and v. The scales of 8-bit inputs are None where
-    they are 1; those of q lie between query heads, not key heads, with ``has_query_head_descale``.
-    With ``has_p_descale`` probabilities are int8. ``modifiers`` are what score features keep: of a
-    bias its dtype, of other tensors whether they are there, of numbers the value. ``gradients``
-    are there for a backward pass, and None for forward. ``atomic_fp32`` says in what kernels add dq
-    up that do so with atomics: float32 or q's dtype; None leaves the choice. ``unevenness`` is what
-    :func:`unevenness_of` tells of the lengths in gm1, by which forward kernels are chosen.
+    they are 1, and where they are those of tokens; those of q lie between query heads, not key
+    heads, with ``has_query_head_descale``. With ``has_p_descale`` probabilities are int8.
+    ``modifiers`` are what score features keep: of a bias its dtype, of other tensors whether they
+    are there, of numbers the value. ``gradients`` are there for a backward pass, and None for
+    forward. ``atomic_fp32`` says in what kernels add dq up that do so with atomics: float32 or q's
+    dtype; None leaves the choice. ``unevenness`` is what :func:`unevenness_of` tells of the lengths
+    in gm1, by which forward kernels are chosen.
     """
 
     mode: Mode
@@ -126,6 +128,8 @@ class Problem(NamedTuple):
     k_descale: DescaleStrides | None = None
     v_descale: DescaleStrides | None = None
     has_query_head_descale: bool = False
+    has_token_k_descale: bool = False
+    has_token_v_descale: bool = False
     has_p_descale: bool = False
     modifiers: AskedModifiers = AskedModifiers()
     dropout_p: float = 0.0
@@ -177,6 +181,7 @@ class Problem(NamedTuple):
             Feature.INT8_PROBABILITIES: self.has_p_descale,
             Feature.COLUMN_MAJOR_V: self.has_column_major_v,
             Feature.QUERY_HEAD_DESCALES: self.has_query_head_descale,
+            Feature.TOKEN_DESCALES: self.has_token_k_descale or self.has_token_v_descale,
             Feature.GROUP_MODE: self.mode == "gm1",
             Feature.PADDED_SEQUENCES: self.is_padded,
             Feature.CAUSAL_MASK: self.mask.is_causal,
@@ -319,6 +324,8 @@ def make_problem(arguments: Arguments) -> Problem:
         has_query_head_descale=(
             descales.q is not None and heads_q != heads_k and descales.q.shape == (heads_q,)
         ),
+        has_token_k_descale=is_of_tokens(descales.k),
+        has_token_v_descale=is_of_tokens(descales.v),
         has_p_descale=descales.p is not None,
         modifiers=asked_modifiers(arguments.modifiers, mask),
         dropout_p=0.0 if arguments.dropout is None else arguments.dropout.p,
@@ -466,6 +473,7 @@ def _check_descales(arguments: Arguments) -> None:
     for (name, x), of in zip(descales._asdict().items(), (q, k, v, q), strict=True):
         if x is not None:
             _check_descale(f"{name}_descale", x, of, batch, heads_k)
+    check_int8_products(descales.p is not None, is_of_tokens(descales.v))
 
 
 @_looks_at("kind")
@@ -493,6 +501,14 @@ def _check_lengths_of_keys(arguments: Arguments) -> None:
         raise ValueError(f"v has seqlen {seqlen_v}, k has {seqlen_k}; they must be equal")
     if keys is not None and keys.block_table is not None and seqlen_k < 1:
         raise ValueError(f"k has shape {tuple(k.shape)}; a page holds at least one key")
+
+
+@_looks_at("lengths")
+def _check_descales_of_tokens(arguments: Arguments) -> None:
+    k, v, descales = arguments.k, arguments.v, arguments.descales or Descales()
+    for name, x, of in (("k_descale", descales.k, k), ("v_descale", descales.v, v)):
+        if is_of_tokens(x) and x.shape != (*of.shape[:-1], 1):
+            raise _unexpected_shape(name, x, of, _batch_of(arguments), k.shape[-2])
 
 
 @_looks_at("lengths")
@@ -585,6 +601,15 @@ def check_p_descale_dtype(q_dtype: torch.dtype) -> None:
         raise ValueError(
             f"p_descale is the scale of int8 probabilities, for which q, k and v are int8; q has "
             f"dtype {q_dtype}; use None"
+        )
+
+
+def check_int8_products(has_p_descale: bool, has_token_v_descale: bool) -> None:
+    """Raise ``ValueError`` for integer products over values that have no scale in common."""
+    if has_p_descale and has_token_v_descale:
+        raise ValueError(
+            "v_descale is one for each token; with p_descale the sums over tokens are those of "
+            "integers: give values of a head one scale, or probabilities none"
         )
 
 
@@ -769,16 +794,24 @@ def _check_descale(name: str, x: Tensor, of: Tensor, batch: int, heads_k: int) -
         raise TypeError(f"{name} has dtype {x.dtype}; it must be a strided torch.float32")
     if x.device != of.device:
         raise ValueError(f"{name} is on {x.device}, q is on {of.device}; use one device")
-    heads = of.shape[-2]
-    if x.shape not in ((1,), (batch, heads_k), (heads,)):
-        raise ValueError(
-            f"{name} has shape {tuple(x.shape)}; expected (1,), (heads of {name[0]},), which is "
-            f"{(heads,)}, or (batch, heads of k), which is {(batch, heads_k)}"
-        )
+    may_be_of_tokens = name in ("k_descale", "v_descale") and x.dim() == of.dim()
+    if not may_be_of_tokens and x.shape not in ((1,), (batch, heads_k), (of.shape[-2],)):
+        raise _unexpected_shape(name, x, of, batch, heads_k)
+
+
+def _unexpected_shape(name: str, x: Tensor, of: Tensor, batch: int, heads_k: int) -> ValueError:
+    """The error for a scale of no shape that one has."""
+    of_tokens = ""
+    if name in ("k_descale", "v_descale"):
+        of_tokens = f", or one for each token, which is {(*of.shape[:-1], 1)}"
+    return ValueError(
+        f"{name} has shape {tuple(x.shape)}; expected (1,), (heads of {name[0]},), which is "
+        f"{(of.shape[-2],)}, (batch, heads of k), which is {(batch, heads_k)}{of_tokens}"
+    )
 
 
 def _descale_strides(x: Tensor | None, batch: int, heads_k: int) -> DescaleStrides | None:
-    if x is None:
+    if x is None or is_of_tokens(x):
         return None
     if x.shape == (1,):
         return 0, 0

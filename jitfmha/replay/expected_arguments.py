@@ -165,6 +165,11 @@ class _Facts:
     def has(self, name: str) -> bool:
         return name in self.record.tensors
 
+    def has_token_descale(self, side: str) -> bool:
+        """Whether each token of a tensor has a scale of its own."""
+        problem = self.problem
+        return {"k": problem.has_token_k_descale, "v": problem.has_token_v_descale}.get(side, False)
+
     def address(self, argument: str, name: str) -> Iterator[Expectation]:
         """The address of a tensor; null where there is none."""
         name = self._in_place_of.get(name, name)
@@ -231,7 +236,9 @@ def _by_name(facts: _Facts) -> Iterator[Expectation]:
     for side in ("q", "k", "v"):
         # Without a scale of the caller's there is one of the launcher's.
         if facts.has(f"{side}_descale"):
-            names = f"{side}_descale", f"ptr_{side}_descale"
+            names: tuple[str, ...] = (f"{side}_descale", f"ptr_{side}_descale")
+            if facts.has_token_descale(side):
+                names = (f"{side}_token_descales",)
             addresses |= dict.fromkeys(names, f"{side}_descale")
     if facts.is_group:
         addresses |= {name: name for name in _SUMS}
@@ -346,6 +353,11 @@ def _keys(facts: _Facts) -> Numbers:
         numbers["p_descale_of_query_heads"] = is_wide, shared
     for side in ("q", "k", "v"):
         batch, head = getattr(problem, f"{side}_descale") or (0, 0)
+        if facts.has_token_descale(side):
+            # Packed ones have no batch.
+            strides = (0, *facts.tensor(f"{side}_descale").strides)[-4:-1]
+            for way, stride in zip(("batch", "seq", "head"), strides, strict=True):
+                numbers[f"{side}_token_{way}"] = _FLOAT_BYTES * stride, f"{side}_descale's stride"
         for names, stride in (
             ((f"{side}_descale_batch", f"s_descale_{side}_Bs"), batch),
             ((f"{side}_descale_head", f"s_descale_{side}_Hs"), head),

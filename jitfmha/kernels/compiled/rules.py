@@ -33,6 +33,7 @@ SERVES = (
         Feature.INT8_PROBABILITIES,
         Feature.DESCALES,
         Feature.QUERY_HEAD_DESCALES,
+        Feature.TOKEN_DESCALES,
         Feature.COLUMN_MAJOR_V,
         Feature.WINDOW_MASK,
         Feature.DROPOUT,

@@ -24,7 +24,7 @@ from . import decode
 from .decode import decode_blocks_of, decode_tile
 from .device_spec import device_spec
 from .latent import latent_tile, made_columns, row_blocks_of
-from .tile_table import Tile
+from .tile_table import Product, Tile
 from .tiles import tile_for, tile_table, waves_in_cpp
 
 if TYPE_CHECKING:
@@ -174,7 +174,8 @@ class ForwardTraits(SharedTraits):
 
     Attributes:
         kv_dtype: that of keys and values.
-        has_descales: whether there are scales of 8-bit inputs.
+        has_descales: whether there are scales of 8-bit inputs, all tokens of which have the same.
+        has_token_k_descales, has_token_v_descales: whether tokens of k, and of v, have their own.
         has_int8_probabilities: whether probabilities become int8 before they meet values.
         has_column_major_v: whether keys lie side by side in v.
         leaves_parts: whether the results of splits are wanted beside that of all keys.
@@ -185,6 +186,8 @@ class ForwardTraits(SharedTraits):
 
     kv_dtype: str
     has_descales: bool = False
+    has_token_k_descales: bool = False
+    has_token_v_descales: bool = False
     has_int8_probabilities: bool = False
     has_column_major_v: bool = False
     leaves_parts: bool = False
@@ -207,6 +210,8 @@ class ForwardTraits(SharedTraits):
             has_descales=not problem.features.isdisjoint(
                 (Feature.DESCALES, Feature.INT8_PROBABILITIES)
             ),
+            has_token_k_descales=problem.has_token_k_descale,
+            has_token_v_descales=problem.has_token_v_descale,
             has_int8_probabilities=problem.has_p_descale,
             has_column_major_v=problem.has_column_major_v,
             leaves_parts=problem.has_split_results,
@@ -260,6 +265,8 @@ class ForwardTraits(SharedTraits):
         of_keys = (
             "int8kv" if self.kv_dtype != self.dtype else "",
             "descales" if self.has_descales else "",
+            "token_k" if self.has_token_k_descales else "",
+            "token_v" if self.has_token_v_descales else "",
             "int8p" if self.has_int8_probabilities else "",
             "column_major_v" if self.has_column_major_v else "",
             "parts" if self.leaves_parts else "",
@@ -394,7 +401,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         "stacks_heads": cpp_bool(traits.stacks_heads),
         "query_element": of_queries.element,
         "out_element": of_output.element,
-        "dtype": of_queries.products,
+        "dtype": _product_of_values(of_queries.products, traits),
         "descales": cpp_bool(traits.has_descales),
         **traits.template_values(),
     }
@@ -418,12 +425,23 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
             "leaves_parts": cpp_bool(traits.leaves_parts),
             "streams": cpp_bool(traits.streams),
         }
+    if not traits.row_blocks:
+        headers = *headers, "token_scales.h"
+        values |= {
+            "token_k_descales": cpp_bool(traits.has_token_k_descales),
+            "token_v_descales": cpp_bool(traits.has_token_v_descales),
+        }
     why = traits.why_built("call")
     return device_spec(
         *(traits.name, traits.arch, traits.template, values, headers, why),
         packs_floats=_packs_floats(traits),
         streams=traits.streams,
     )
+
+
+def _product_of_values(product: Product, traits: ForwardTraits) -> Product:
+    """What probabilities become: times the scales of tokens they leave the range of fp16."""
+    return "BF16" if traits.has_token_v_descales and product == "FP16" else product
 
 
 def _packs_floats(traits: ForwardTraits) -> bool:
