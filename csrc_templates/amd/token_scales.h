@@ -56,7 +56,7 @@ struct TokenScales {
   template <class Places>
   __device__ float at(int first_key, int token, const Places& places) const {
     const int there = smaller(first_key + token, last);
-    if constexpr (kAccess == Access::paged) {
+    if constexpr (has_key_places(kAccess)) {
       const unsigned long of_own_key =
           pages.there(places.page) * pages.stride + places.row * stride;
       return load(from_lane(of_own_key, token));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <initializer_list>
 
 #include "elements.h"
@@ -47,6 +48,37 @@ struct RowsOfKeys {
 
 // The keys, or the values.
 using KeyRows = RowsOfKeys<KeyElement>;
+
+// In packed pages: rows of some keys, or values, made of their pieces.
+template <int kHdim, bool kOfValues, int kMostRows>
+struct UnpackedRows {
+  static constexpr int kPiece = 16 / sizeof(KeyElement);
+  KeyElement rows[kPackedPages ? kMostRows * kHdim : 1];
+
+  // Brings `count` keys from `from` on, and returns what finds one of them by its number from
+  // there. Where pages are not packed, nothing is brought.
+  auto bring(const KeyRows& keys, int64_t from, int count) {
+    if constexpr (kPackedPages)
+      for (int j = 0; j < count; ++j) bring_one(keys, from + j, rows + j * kHdim);
+    return [&keys, from, this](int j) { return kPackedPages ? rows + j * kHdim : keys[from + j]; };
+  }
+
+ private:
+  void bring_one(const KeyRows& keys, int64_t key, KeyElement* to) const {
+    const uint32_t page = uint32_t(key) / keys.page_size;
+    const uint32_t row = uint32_t(key) - page * keys.page_size;
+    const KeyElement* of_page = keys.first + element_at(keys.pages + page) * keys.strides.batch;
+    if (kOfValues) {
+      of_page += row / kPiece * (kHdim * kPiece) + row % kPiece;
+      for (int d = 0; d < kHdim; ++d) to[d] = of_page[d * kPiece];
+    } else {
+      of_page += row * kPiece;
+      for (int d = 0; d < kHdim; d += kPiece)
+        std::memcpy(to + d, of_page + int64_t(d) * keys.page_size,
+                    std::min(kPiece, kHdim - d) * sizeof(KeyElement));
+    }
+  }
+};
 
 // The lengths of a call, without its tensors.
 struct Problem {

@@ -179,7 +179,10 @@ def fmha_fwd(
         rng_state: the random state itself, int64 ``(2,)`` on the device of q: to drop the same
             again. :func:`jitfmha.new_rng_state` gives one. Without dropout neither is looked at.
         block_table: int32 ``(b, most pages)``, the pages of each sequence, for gm1: k is then
-            ``(num_pages, page_size, hk, hdim)``, with any page size, and v accordingly. Sequences
+            ``(num_pages, page_size, hk, hdim)``, with any page size, and v accordingly. Or AITER's
+            packed pages, k ``(num_pages, hk, hdim / x, page_size, x)`` and v
+            ``(num_pages, hk, page_size / x, hdim_v, x)``, with as many numbers in x as 16 bytes
+            hold and the last three dimensions contiguous. Sequences
             may share pages; what stands behind the last page of a sequence has no meaning. There is
             no backward pass.
         num_splits: into how many parts the keys of a sequence are split, up to 128, so that more

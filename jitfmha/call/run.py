@@ -30,6 +30,7 @@ from ..problem.arguments import (
 from ..problem.dtypes import out_dtype_of
 from ..problem.mask import OPEN_WINDOW
 from ..problem.memory import HUGE_PAGES_FROM_BYTES, extent, may_overlap, request_huge_pages
+from ..problem.packed_pages import DIMENSIONS as PACKED_DIMENSIONS
 from ..problem.problem import (
     PlainSizes,
     Problem,
@@ -389,6 +390,10 @@ def _kind_and_sizes(key: Any, arguments: Arguments) -> tuple[Hashable, PlainSize
     shape_q, strides_q, shape_k, strides_k, shape_v, strides_v, out, lengths = key
     keys = arguments.keys
     is_paged = keys is not None and keys.block_table is not None
+    if is_paged and len(shape_k) == len(shape_v) == PACKED_DIMENSIONS:
+        *rows_q, heads_q, hdim_q = shape_q
+        unevenness = unevenness_of(arguments.cu_seqlens, rows_q[0] if rows_q else 0, shape_k[3])
+        return (len(shape_q), heads_q, hdim_q, shape_k, shape_v, out and out[2:], unevenness), None
     batch: int | None = None
     batch_k = batch_v = None
     try:

@@ -60,6 +60,7 @@ SERVES = (
         Feature.WINDOW_MASK,
         Feature.DROPOUT,
         Feature.PAGED_KEYS,
+        Feature.PACKED_PAGES,
         Feature.NUM_SPLITS,
         Feature.SPLIT_RESULTS,
     }
@@ -214,6 +215,7 @@ class CpuTraits:
     direction: Direction = "forward"
     modifiers: ModifierTraits = _NO_MODIFIERS
     paged: bool = False
+    packed_pages: bool = False
     # Scales of 8-bit inputs, and whether those of q differ among the query heads of a key head.
     descales: bool = False
     query_head_descales: bool = False
@@ -226,7 +228,9 @@ class CpuTraits:
     @classmethod
     def of(cls, problem: Problem, isa: CpuIsa) -> CpuTraits:
         multiplies_bf16 = problem.dtype == problem.kv_dtype == "bf16"
-        uses_tile_unit = multiplies_bf16 and not problem.has_column_major_v
+        # Of packed pages rows are made first.
+        has_column_major_v = problem.has_column_major_v and not problem.has_packed_pages
+        uses_tile_unit = multiplies_bf16 and not has_column_major_v
         scales = problem.q_descale, problem.k_descale, problem.v_descale
         return cls(
             dtype=problem.dtype,
@@ -238,13 +242,14 @@ class CpuTraits:
             direction=problem.direction,
             modifiers=ModifierTraits.of(problem, "cpu"),
             paged=problem.is_paged,
+            packed_pages=problem.has_packed_pages,
             descales=any(x is not None for x in scales),
             query_head_descales=problem.has_query_head_descale,
             token_k_descales=problem.has_token_k_descale,
             token_v_descales=problem.has_token_v_descale,
             int8_probabilities=problem.has_p_descale,
             int8_kv=problem.kv_dtype != problem.dtype,
-            column_major_v=problem.has_column_major_v,
+            column_major_v=has_column_major_v,
         )
 
     @property
@@ -261,7 +266,7 @@ class CpuTraits:
             self.mask,
             *self.modifiers.words(),
             self.mode,
-            "paged" if self.paged else "",
+            "packed_pages" if self.packed_pages else "paged" if self.paged else "",
             self.isa,
         )
         return "_".join(word for word in words if word)
@@ -285,7 +290,7 @@ class CpuTraits:
 
 # Traits that are constants under their names.
 _SWITCHES = (
-    *("column_major_v", "descales", "int8_probabilities", "paged"),
+    *("column_major_v", "descales", "int8_probabilities", "packed_pages", "paged"),
     *("query_head_descales", "token_k_descales", "token_v_descales"),
 )
 

@@ -39,6 +39,7 @@ class Feature(Enum):
     SINK_TOKENS = "sink tokens beside a window"
     DROPOUT = "dropout"
     PAGED_KEYS = "keys and values in pages (block_table)"
+    PACKED_PAGES = "keys and values in packed pages of five dimensions"
     NUM_SPLITS = "a given number of key splits (num_splits)"
     SPLIT_RESULTS = "the results of each key split (mha_fwd_splitkv)"
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from .arguments import Arguments, Descales, Tensors, is_of_tokens
 from .dropout import dropout_randval, largest_kept
 from .mask import OPEN_WINDOW, Mask, parse_mask
+from .packed_pages import are_packed, as_rows
 from .problem import Problem
 from .score_features import Modifiers
 
@@ -296,6 +297,8 @@ def _packed(call: Arguments | Tensors) -> tuple[Tensor, Tensor, Spans]:
     lengths_q, lengths_k = sums.q.diff().tolist(), sums.k.diff().tolist()
     first_keys = sums.k_padded if table is None else sums.k
     if table is not None:
+        if are_packed(k):
+            k, v = as_rows("k", k), as_rows("v", v)
         k, v = unpaged(k, table, lengths_k), unpaged(v, table, lengths_k)
     starts_q, starts_k = sums.q_padded.tolist()[:-1], first_keys.tolist()[:-1]
     return k, v, Spans(lengths_q, lengths_k, starts_q, starts_k)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,7 +161,18 @@ class _Facts:
         }
 
     def tensor(self, name: str) -> RecordedTensor:
-        return self.record.tensors[name]
+        """A tensor by name; of packed pages the strides that stand for rows."""
+        each = self.record.tensors[name]
+        if name not in ("k", "v") or not self.problem.has_packed_pages:
+            return each
+        page, head, _, inner, _ = each.strides
+        pages, heads, _, rows, _ = each.shape
+        page_size = self.problem.seqlen_k
+        if name == "k":
+            shape, strides = (pages, page_size, heads, self.problem.hdim_q), (page, inner, head, 1)
+        else:
+            shape, strides = (pages, page_size, heads, rows), (page, 1, head, inner)
+        return replace(each, shape=shape, strides=strides)
 
     def has(self, name: str) -> bool:
         return name in self.record.tensors
@@ -365,7 +377,7 @@ def _keys(facts: _Facts) -> Numbers:
             numbers |= dict.fromkeys(names, (_FLOAT_BYTES * stride, f"{side}_descale's stride"))
     if problem.is_paged:
         k, v, table = (facts.tensor(name) for name in ("k", "v", "block_table"))
-        numbers["page_size.divisor"] = k.shape[1], "keys of a page"
+        numbers["page_size.divisor"] = problem.seqlen_k, "keys of a page"
         numbers["num_pages"] = k.shape[0], "pages"
         if table.shape[0] > 1:
             numbers["block_table_batch"] = table.strides[0], "the table's stride"

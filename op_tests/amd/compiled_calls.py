@@ -11,6 +11,7 @@ from closeness import assert_close
 from descaled_calls import scaled, scales_of_tokens
 from inputs import LAYOUTS, lay_out
 from packed_calls import Sequences
+from packed_pages import packed_keys, packed_values
 from score_features import FEATURES, Options, Shape, options_of
 from torch import Tensor
 from untyped import fmha_fwd
@@ -257,6 +258,7 @@ def check_pages(
     features: tuple[str, ...] = (),
     scales: str = "",
     is_v_column_major: bool = False,
+    is_packed: bool = False,
 ) -> None:
     """The same for pages in any order, used by several sequences, beside which other keys lie."""
     lengths_q, lengths_k = [1, 33, 0, 5], [70, 0, 20, 33]
@@ -278,8 +280,11 @@ def check_pages(
         bounds = scaled(bounds, of_packed)
     elif dtype == torch.int8:
         options["softmax_scale"] = of_packed["softmax_scale"] = 0.003
+    given = k, column_major(v) if is_v_column_major else v
+    if is_packed:
+        given = packed_keys(k), packed_values(v)
     actual = run(
-        *(arch, q, k, column_major(v) if is_v_column_major else v),
+        *(arch, q, *given),
         block_table=table,
         num_splits=shape.one_of(4),
         max_seqlen_k=max(lengths_k),

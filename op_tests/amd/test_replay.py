@@ -19,6 +19,7 @@ import torch
 from amd_problems import AmdProblem
 from backward_calls import BackwardCall
 from descaled_calls import scales_of_tokens
+from packed_pages import packed_keys, packed_values
 from plain_backward_tree import PlainGradients, PlainOther, write_backward_tree
 from plain_tree import PLAIN_NAME, PlainKernel, UseTree, plain_listing, write_manifest, write_tree
 from untyped import fmha_bwd, fmha_fwd
@@ -140,13 +141,22 @@ def scaled(rng: torch.Generator) -> None:
     fmha_fwd(q, k, v, **scales)
 
 
+def packed(rng: torch.Generator) -> None:
+    """Packed pages, whose strides are not those of rows."""
+    q, k, v = tensors(rng, (2, 6, 64), (9, 16, 2, 64), (9, 16, 2, 40))
+    k, v = packed_keys(k), packed_values(v)
+    sums_q, sums_k = (torch.tensor(sums, dtype=torch.int32) for sums in ([0, 1, 2], [0, 40, 73]))
+    table = torch.randperm(9, generator=rng).int()[:8].view(2, 4)
+    fmha_fwd(q, k, v, cu_seqlens_q=sums_q, cu_seqlens_k=sums_k, block_table=table)
+
+
 def tensors(rng: torch.Generator, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=rng).to(torch.bfloat16) for shape in shapes]
 
 
 @pytest.mark.parametrize(
     ("call", "kernels"),
-    [(ready, [1, 3, 3]), (split, [2]), (compiled, [1, 2]), (scaled, [1])],
+    [(ready, [1, 3, 3]), (split, [2]), (compiled, [1, 2]), (scaled, [1]), (packed, [1])],
     ids=lambda x: str(x)[:16],
 )
 def test_what_is_right_is_found_to_be(rng, recorded, call, kernels):

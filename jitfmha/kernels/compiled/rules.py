@@ -38,6 +38,7 @@ SERVES = (
         Feature.WINDOW_MASK,
         Feature.DROPOUT,
         Feature.PAGED_KEYS,
+        Feature.PACKED_PAGES,
         Feature.NUM_SPLITS,
         Feature.SPLIT_RESULTS,
     }

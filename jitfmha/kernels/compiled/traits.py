@@ -30,7 +30,7 @@ from .tiles import tile_for, tile_table, waves_in_cpp
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Access = Literal["near", "far", "paged", "wide_pages"]
+Access = Literal["near", "far", "paged", "packed_pages", "wide_pages"]
 
 _HEADERS = ("dropout.h", "elements.h", "forward_tasks.h", "row_tiles.h", "scores.h")
 _HELD_ROW_BYTES = 1152  # up to which registers have room for queries, and LDS for keys
@@ -318,6 +318,8 @@ def access_of(problem: Problem, tile: Tile) -> Access:
     """How keys and values are reached; far ones are more than a buffer's offsets apart."""
     stride = max(problem.k.seq, problem.v.seq) * element_bytes(problem).kv
     is_far = stride >= far_stride_bytes(tile)
+    if problem.has_packed_pages:
+        return "packed_pages"
     if problem.is_paged:
         # Biases and dropout need the scalar registers that a wave's page would take.
         # And streamed rows are loaded by lanes that have rows of several pages.
