@@ -75,12 +75,12 @@ struct KeyPlaces {
 
   // How many bytes behind the start of page 0 key number `key` of the tile lies.
   __device__ unsigned long offset_of(int key, const Pages& pages, unsigned row_stride) const {
-    return offset_of(key, pages,
+    return offset_by(key, pages,
                      [=](unsigned row) { return static_cast<unsigned long>(row) * row_stride; });
   }
   // The same where in_page(row) is what lies before a row in its page.
   template <class InPage>
-  __device__ unsigned long offset_of(int key, const Pages& pages, const InPage& in_page) const {
+  __device__ unsigned long offset_by(int key, const Pages& pages, const InPage& in_page) const {
     return from_lane(pages.there(page) * static_cast<unsigned long>(pages.stride) + in_page(row),
                      key);
   }
@@ -295,7 +295,7 @@ struct KeyColumns {
     if constexpr (kAccess == Access::paged) return base + places.offset_of(key, pages, kBytes);
     if constexpr (kAccess == Access::packed_pages) {
       constexpr unsigned kPieceKeys = kPieceBytes / kBytes;
-      return base + places.offset_of(key, pages, [&](unsigned row) {
+      return base + places.offset_by(key, pages, [&](unsigned row) {
         return row / kPieceKeys * column_pieces * kPieceBytes + row % kPieceKeys * kBytes;
       });
     }
