@@ -30,12 +30,26 @@ def random_scales(
     return scales
 
 
+def scales_of_tokens(rng: torch.Generator, x: Tensor) -> Tensor:
+    """One for each token and head of keys or values, such that numbers are about normal ones.
+
+    Heads lie farthest apart, and NaN between the scales.
+    """
+    size = 1 / 64 if x.dtype == torch.int8 else 1.0
+    heads_first = x[..., :1].movedim(-2, 0)
+    room = torch.full((*heads_first.shape, 3), torch.nan)
+    room[..., 1] = size * (torch.rand(heads_first.shape, generator=rng) + 0.5)
+    return room[..., 1].movedim(0, -2)
+
+
 def scaled(tensors: tuple[Tensor, ...], scales: QkvScales) -> list[Tensor]:
     """What the numbers stand for, with each tensor's largest scale: bounds are asked for."""
     return [
         descaled(
             x if x.dim() == 4 else x[None],
-            scales[name].amax().view(1) if name in scales else None,
+            torch.cat([torch.zeros(1), scales[name].nan_to_num().flatten()]).amax().view(1)
+            if name in scales
+            else None,
             1,
         )
         for x, name in zip(tensors, ("q_descale", "k_descale", "v_descale"), strict=True)

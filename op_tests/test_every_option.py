@@ -44,6 +44,8 @@ def spread(x: Tensor, dim: int) -> Tensor:
 BIAS = torch.zeros(1, 1, SEQLEN_Q, SEQLEN_K)
 SLOPES = torch.ones(BATCH, HEADS_Q)
 SCALES = [None, torch.ones(1), torch.ones(BATCH, HEADS_K), spread(torch.ones(BATCH, HEADS_K), 0)]
+OF_TOKENS = [torch.ones(BATCH, SEQLEN_K, HEADS_K, 1)]
+OF_TOKENS += [spread(OF_TOKENS[0], dim) for dim in (0, 1)]
 TABLE = torch.zeros(2, 4, dtype=torch.int32)
 DLSE = torch.zeros(BATCH, HEADS_Q, SEQLEN_Q)
 DQ, DK = torch.zeros(BATCH, SEQLEN_Q, HEADS_Q, HDIM), torch.zeros(BATCH, SEQLEN_K, HEADS_K, HDIM)
@@ -67,8 +69,8 @@ VALUES: dict[str, tuple[Call, list[Any]]] = {
     ),
     "bf16_cvt": ({}, ["rtne", "rtna", "rtz"]),
     "q_descale": ({"dtype": torch.float8_e4m3fn}, [*SCALES, torch.ones(HEADS_Q)]),
-    "k_descale": ({"dtype": torch.float8_e4m3fn}, [*SCALES, torch.ones(HEADS_K)]),
-    "v_descale": ({"dtype": torch.float8_e4m3fn}, [*SCALES, torch.ones(HEADS_K)]),
+    "k_descale": ({"dtype": torch.float8_e4m3fn}, [*SCALES, torch.ones(HEADS_K), *OF_TOKENS]),
+    "v_descale": ({"dtype": torch.float8_e4m3fn}, [*SCALES, torch.ones(HEADS_K), *OF_TOKENS]),
     "p_descale": ({"dtype": torch.int8}, [None, torch.ones(1)]),
     "bias": (
         {},

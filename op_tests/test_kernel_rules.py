@@ -37,6 +37,7 @@ PADDED = {"features": ["padded_sequences"]}
 PAGED = {"features": ["paged_keys"], "mode": "gm1"}
 OF_QUERY_HEADS = {"features": ["query_head_descales"], "kv_dtype": "int8", "heads_k": 2}
 INT8_PRODUCT = {"features": ["int8_probabilities"], "kv_dtype": "int8"}
+INT8_OF_TOKENS = {"features": ["int8_probabilities", "token_descales"], "dtype": "int8"}
 MANY_ROWS = {"seqlen": 1 << 30, "hdim": 8, "mode": "gm1", "batch": 2}
 # What breaks one rule alone, on every architecture but where one is named, and what it says.
 BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
@@ -51,8 +52,10 @@ BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
     ("num_splits_is_in_range", {"num_splits": 129}, ["num_splits=129", "128"]),
     ("num_splits_is_in_range", {"num_splits": -1}, ["num_splits=-1"]),
     ("scaled_inputs_have_8_bits", {"features": ["descales"]}, ["k_descale", "bfloat16"]),
+    ("scaled_inputs_have_8_bits", {"features": ["token_descales"]}, ["k_descale", "bfloat16"]),
     ("scales_of_query_heads_are_of_8_bit_queries", OF_QUERY_HEADS, ["q_descale", "bfloat16"]),
     ("int8_probabilities_meet_int8_values", INT8_PRODUCT, ["p_descale", "bfloat16"]),
+    ("integers_that_are_added_have_one_scale", INT8_OF_TOKENS, ["v_descale", "p_descale"]),
     *(
         ("dtype_is_one_of_the_matrix_units", {"arch": arch, "dtype": dtype}, texts)
         for arch, dtype, texts in (
@@ -292,6 +295,9 @@ def _options(x: Drawn, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dic
             is_scaled = (False, True, False)
         names = ("q_descale", "k_descale", "v_descale")
         scales = {name: scale for name, given in zip(names, is_scaled, strict=True) if given}
+    if "token_descales" in has:
+        of_tokens = (("k_descale", k), ("v_descale", v))
+        scales |= {name: torch.ones(*each.shape[:-1], 1) for name, each in of_tokens}
     if "query_head_descales" in has:
         scales["q_descale"] = torch.ones(x.heads)
     if "int8_probabilities" in has:

@@ -275,8 +275,9 @@ def test_mha_batch_prefill(rng, page_size):
         ({"kv_indptr": prefix_sums([1, 4])}, ValueError, ["kv_indptr", "5", "2 entries"]),
         ({"kv_page_indices": TABLE[0] + 9}, ValueError, ["block_table", "page 9"]),
         ({"block_table": TABLE}, ValueError, ["block_table", "seqlen_k is missing"]),
-        ({"kv_block_descale": TABLE}, NotImplementedError, ["kv_block_descale"]),
-        ({"k": torch.zeros(1, 1, 1, 4, 4)}, NotImplementedError, ["k", "vectorized"]),
+        ({"kv_block_descale": TABLE}, ValueError, ["kv_block_descale", "2)"]),
+        ({"k": torch.zeros(1, 1, 1, 4, 4)}, ValueError, ["v", "(num_pages", "16 bytes"]),
+        ({"k": torch.zeros(1, 1)}, ValueError, ["k is", "five dimensions"]),
     ],
 )
 def test_mha_batch_prefill_errors(changes, error, texts):

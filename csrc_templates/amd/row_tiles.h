@@ -16,11 +16,16 @@ constexpr unsigned kOutside = 1u << 31;
 
 // How rows are reached: near ones are in reach of one buffer's offsets, far ones are not and have
 // an address each, and so have those in pages, which a table names. Of wide pages, which are of a
-// multiple of kWidePageRows, the threads of a wave have one, whose rows are near.
-enum class Access { near, far, paged, wide_pages };
-constexpr bool is_paged(Access access) {
-  return access == Access::paged || access == Access::wide_pages;
+// multiple of kWidePageRows, the threads of a wave have one, whose rows are near. In packed pages
+// lie pieces of kPieceBytes: those of the same numbers of all keys of a head follow each other, and
+// of values those of the same keys, a column in each.
+enum class Access { near, far, paged, packed_pages, wide_pages };
+constexpr bool is_paged(Access access) { return access != Access::near && access != Access::far; }
+// Whether each key has an address of its own, by KeyPlaces.
+constexpr bool has_key_places(Access access) {
+  return access == Access::paged || access == Access::packed_pages;
 }
+constexpr int kPieceBytes = 16;
 
 // The pages of one sequence.
 struct Pages {
@@ -70,8 +75,13 @@ struct KeyPlaces {
 
   // How many bytes behind the start of page 0 key number `key` of the tile lies.
   __device__ unsigned long offset_of(int key, const Pages& pages, unsigned row_stride) const {
-    return from_lane(pages.there(page) * static_cast<unsigned long>(pages.stride) +
-                         static_cast<unsigned long>(row) * row_stride,
+    return offset_by(key, pages,
+                     [=](unsigned row) { return static_cast<unsigned long>(row) * row_stride; });
+  }
+  // The same where in_page(row) is what lies before a row in its page.
+  template <class InPage>
+  __device__ unsigned long offset_by(int key, const Pages& pages, const InPage& in_page) const {
+    return from_lane(pages.there(page) * static_cast<unsigned long>(pages.stride) + in_page(row),
                      key);
   }
 };
@@ -116,6 +126,8 @@ template <>
 struct TileRow<Access::paged> {
   Global<const char> address;
 };
+template <>
+struct TileRow<Access::packed_pages> : TileRow<Access::paged> {};
 
 // Rows of kHdim numbers, the first of which are loaded as a tile.
 template <int kHdim, class Element, Access kAccess>
@@ -143,7 +155,7 @@ struct TileRows {
 
   using Row = TileRow<kAccess>;
   __device__ Row row(int number) const {
-    if constexpr (kAccess == Access::paged)
+    if constexpr (has_key_places(kAccess))
       return {rows.rows.base + rows.places.offset_of(number, rows.pages, rows.rows.stride)};
     else return {number};
   }
@@ -209,9 +221,13 @@ struct TileRows {
     // Rows begin anywhere. If they were taken to be aligned, the end of a row would be loaded
     // together with what lies behind it.
     typedef T Unaligned __attribute__((aligned(kBytes)));
-    if constexpr (kAccess == Access::paged) {
+    if constexpr (has_key_places(kAccess)) {
+      long offset = first * kBytes;
+      if constexpr (kAccess == Access::packed_pages)
+        offset =
+            offset / kPieceBytes * (rows.pages.size.divisor * kPieceBytes) + offset % kPieceBytes;
       T result = T(0);
-      if (is_inside) result = *(Global<const Unaligned>)(row.address + first * kBytes);
+      if (is_inside) result = *(Global<const Unaligned>)(row.address + offset);
       return result;
     } else if constexpr (kAccess == Access::far) {
       // The last row is before `base` where the tile is behind the end.
@@ -256,6 +272,8 @@ struct KeyColumns {
   Pages pages;              // of use in pages only
   int first, count;         // key, and how many there are from key 0 on
   KeyPlaces places;         // of a tile from here on, in small pages
+  // In packed pages: the columns, of each of which some keys have a piece.
+  unsigned column_pieces = 0;
 
   __device__ KeyColumns from(int key, const KeyPlaces& places_of_tile = {}) const {
     KeyColumns result = *this;
@@ -275,6 +293,12 @@ struct KeyColumns {
   template <int kBytes>
   __device__ Global<const char> address(int key) const {
     if constexpr (kAccess == Access::paged) return base + places.offset_of(key, pages, kBytes);
+    if constexpr (kAccess == Access::packed_pages) {
+      constexpr unsigned kPieceKeys = kPieceBytes / kBytes;
+      return base + places.offset_by(key, pages, [&](unsigned row) {
+        return row / kPieceKeys * column_pieces * kPieceBytes + row % kPieceKeys * kBytes;
+      });
+    }
     Global<const char> in_page = base;
     unsigned there = first + key;
     if constexpr (kAccess == Access::wide_pages) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "scores.h"
+#include "token_scales.h"
 
 // Adds a product of 16 rows and 16 columns: of each a chunk is in four lanes, a part of the depth
 // in each.
@@ -58,12 +59,21 @@ struct SixteenRows {
   float maximum = kNoMaximum, scale, sum = 0;
   float factor = 1;  // that the output is multiplied with before more is added
   float score[kScores];
+  float value_scale[kScores];  // where tokens of v have their own
   u32x4 probability;
 
   // A sink is one more score, of the first of the four lanes that have a row.
   __device__ void begin_with_sink(float of_sink, int lane) {
     maximum = __builtin_amdgcn_fmed3f(of_sink, kNoMaximum, -kNoMaximum);
     sum = lane < 16 ? __builtin_amdgcn_exp2f(of_sink - maximum) : 0;
+  }
+
+  // The scales of the tile's tokens, where these have their own.
+  __device__ void take_scales(const TileScales& scales) {
+    if constexpr (kTokenKDescales)
+      for_lanes_of_row<kScores>(scales.of_key, [&](int i, float x) { score[i] *= x; });
+    if constexpr (kTokenVDescales)
+      for_lanes_of_row<kScores>(scales.of_value, [&](int i, float x) { value_scale[i] = x; });
   }
 
   // Scores from dot products.
@@ -110,7 +120,9 @@ struct SixteenRows {
     for (int i = 0; i < kScores; i += 2) {
       even += p[i];
       odd += p[i + 1];
-      probability[i / 2] = Dtype::template pack<kRounding>(p[i], p[i + 1]);
+      f32x2 taken = {p[i], p[i + 1]};
+      if (kTokenVDescales) taken *= f32x2{value_scale[i], value_scale[i + 1]};
+      probability[i / 2] = Dtype::template pack<kRounding>(taken.x, taken.y);
     }
     return even + odd;
   }

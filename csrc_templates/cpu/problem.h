@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <initializer_list>
 
 #include "elements.h"
@@ -29,18 +30,53 @@ struct KeyRange {
   int64_t begin, end;
 };
 
-// The keys, or the values, of one head of a sequence: at a fixed stride, or in pages.
-struct KeyRows {
-  const KeyElement* first;  // of the sequence, or of page 0
-  Strides strides;          // those of the batch lie between pages
-  const int32_t* pages;     // of the sequence
+// What each key of one head of a sequence has: at a fixed stride, or in pages.
+template <class T>
+struct RowsOfKeys {
+  const T* first;        // of the sequence, or of page 0
+  Strides strides;       // those of the batch lie between pages
+  const int32_t* pages;  // of the sequence
   uint32_t page_size;
 
-  const KeyElement* operator[](int64_t key) const {
+  const T* operator[](int64_t key) const {
     if (!kPaged) return first + key * strides.seq;
     const uint32_t page = uint32_t(key) / page_size;
     return first + element_at(pages + page) * strides.batch +
            (uint32_t(key) - page * page_size) * strides.seq;
+  }
+};
+
+// The keys, or the values.
+using KeyRows = RowsOfKeys<KeyElement>;
+
+// In packed pages: rows of some keys, or values, made of their pieces.
+template <int kHdim, bool kOfValues, int kMostRows>
+struct UnpackedRows {
+  static constexpr int kPiece = 16 / sizeof(KeyElement);
+  KeyElement rows[kPackedPages ? kMostRows * kHdim : 1];
+
+  // Brings `count` keys from `from` on, and returns what finds one of them by its number from
+  // there. Where pages are not packed, nothing is brought.
+  auto bring(const KeyRows& keys, int64_t from, int count) {
+    if constexpr (kPackedPages)
+      for (int j = 0; j < count; ++j) bring_one(keys, from + j, rows + j * kHdim);
+    return [&keys, from, this](int j) { return kPackedPages ? rows + j * kHdim : keys[from + j]; };
+  }
+
+ private:
+  void bring_one(const KeyRows& keys, int64_t key, KeyElement* to) const {
+    const uint32_t page = uint32_t(key) / keys.page_size;
+    const uint32_t row = uint32_t(key) - page * keys.page_size;
+    const KeyElement* of_page = keys.first + element_at(keys.pages + page) * keys.strides.batch;
+    if (kOfValues) {
+      of_page += row / kPiece * (kHdim * kPiece) + row % kPiece;
+      for (int d = 0; d < kHdim; ++d) to[d] = of_page[d * kPiece];
+    } else {
+      of_page += row * kPiece;
+      for (int d = 0; d < kHdim; d += kPiece)
+        std::memcpy(to + d, of_page + int64_t(d) * keys.page_size,
+                    std::min(kPiece, kHdim - d) * sizeof(KeyElement));
+    }
   }
 };
 
@@ -73,9 +109,10 @@ struct Problem {
   }
 
   // The rows of one kv head, in a tensor like k or v.
-  KeyRows key_rows(const Sequence& seq, int64_t kv_head, const KeyElement* tensor,
-                   const Strides& strides) const {
-    const KeyElement* first = kPaged ? tensor : seq.keys_of(tensor, strides);
+  template <class T>
+  RowsOfKeys<T> key_rows(const Sequence& seq, int64_t kv_head, const T* tensor,
+                         const Strides& strides) const {
+    const T* first = kPaged ? tensor : seq.keys_of(tensor, strides);
     const int32_t* pages =
         kPaged ? keys.block_table + seq.index * keys.block_table_stride : nullptr;
     return {first + kv_head * strides.head, strides, pages, uint32_t(shape.seqlen_k)};

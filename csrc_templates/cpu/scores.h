@@ -179,6 +179,14 @@ inline float descale_of(const Descale& descale, int64_t batch, int64_t query_hea
   return element_at(descale.values + batch * descale.batch + head * descale.head);
 }
 
+// Where the tokens of one head have scales of their own: those of `count` keys from `from` on,
+// followed by zeros up to `most` of them.
+inline void gather_token_descales(const RowsOfKeys<float>& scales, int64_t from, int count,
+                                  int most, float* to) {
+  for (int j = 0; j < count; ++j) to[j] = element_at(scales[from + j]);
+  std::fill(to + count, to + most, 0.0f);
+}
+
 // ---- Rows ---------------------------------------------------------------------------------------
 
 // Up to kCount rows of a query tile, as far as their scores and their dropout depend on them.
@@ -240,6 +248,8 @@ struct ScoreRows {
 
   // Which keys the rows see, in ascending order of the rows; relative to the key tile.
   float begin[kRows], last[kRows];
+
+  const float* k_descales = nullptr;  // of the tile's tokens, where they have their own
 
   // range_of(i) are the keys that row i sees.
   template <class RangeOf>
@@ -380,6 +390,7 @@ struct Scores {
         Vec& score = block[r][v];
         if (kQueryHeadDescales)
           score = simd::mul(score, simd::load(rows.rows.descale + v * kLanes));
+        if (kTokenKDescales) score = simd::mul(score, simd::broadcast(rows.k_descales[key + r]));
         if (kModifiesScores) {
           const Vec none = simd::broadcast(0.0f);
           const int staged = key / kStagedBias + r / kStagedBias;
@@ -423,10 +434,11 @@ struct Scores {
   }
 
   // Does what from_dots does, for a single row and kLanes keys from `key` on, which counts from the
-  // sequence's first.
+  // sequence's first. `k_descales` are those of these keys.
   inline Vec along_row(const ModifiedRowsFrom& rows, int64_t key, int64_t seqlen_k,
-                       Vec dots) const {
+                       const float* k_descales, Vec dots) const {
     if (kQueryHeadDescales) dots = simd::mul(dots, simd::broadcast(rows.descale[0]));
+    if (kTokenKDescales) dots = simd::mul(dots, simd::load(k_descales));
     if (!kModifiesScores) return dots;
     const Vec none = simd::broadcast(0.0f);
     Vec bias = none, slope = none, distance = none;

@@ -26,6 +26,7 @@ from ..problem.problem import (
     check_descale_dtype,
     check_hdims,
     check_heads,
+    check_int8_products,
     check_kv_dtype,
     check_mask_of_mode,
     check_p_descale_dtype,
@@ -43,8 +44,8 @@ NAMED_FEATURES = {
         *(Feature.LSE, Feature.PADDED_SEQUENCES, Feature.COLUMN_MAJOR_V),
         *(Feature.BIAS, Feature.BOOLEAN_BIAS, Feature.ALIBI, Feature.SOFTCAP),
         *(Feature.SINKS, Feature.SINK_TOKENS, Feature.DROPOUT),
-        *(Feature.DESCALES, Feature.QUERY_HEAD_DESCALES, Feature.INT8_PROBABILITIES),
-        *(Feature.PAGED_KEYS, Feature.SPLIT_RESULTS),
+        *(Feature.DESCALES, Feature.QUERY_HEAD_DESCALES, Feature.TOKEN_DESCALES),
+        *(Feature.INT8_PROBABILITIES, Feature.PAGED_KEYS, Feature.SPLIT_RESULTS),
     )
 }
 """The features that nothing else about a combination says."""
@@ -97,6 +98,7 @@ class Combination(NamedTuple):
     def problem(self) -> Problem:
         """Give the problem of a call of this kind, whatever rules it breaks."""
         asked, left = self.features, self.mask.left
+        of_tokens = Feature.TOKEN_DESCALES in asked
         problem = Problem(
             mode=self.mode,
             dtype=self.dtype,
@@ -112,9 +114,11 @@ class Combination(NamedTuple):
             has_lse=Feature.LSE in asked,
             is_padded=Feature.PADDED_SEQUENCES in asked,
             q_descale=self._descale(self.dtype),
-            k_descale=self._descale(self.kv_dtype),
-            v_descale=self._descale(self.kv_dtype),
+            k_descale=None if of_tokens else self._descale(self.kv_dtype),
+            v_descale=None if of_tokens else self._descale(self.kv_dtype),
             has_query_head_descale=Feature.QUERY_HEAD_DESCALES in asked,
+            has_token_k_descale=of_tokens,
+            has_token_v_descale=of_tokens,
             has_p_descale=Feature.INT8_PROBABILITIES in asked,
             modifiers=AskedModifiers(
                 bias=self._bias_dtype(),
@@ -261,7 +265,8 @@ def num_splits_is_in_range(x: Combination) -> None:
 
 def scaled_inputs_have_8_bits(x: Combination) -> None:
     """Scales are those of formats without the range for plain values."""
-    if Feature.DESCALES in x.features and x.kv_dtype not in EIGHT_BIT_NAMES:
+    is_scaled = not x.features.isdisjoint((Feature.DESCALES, Feature.TOKEN_DESCALES))
+    if is_scaled and x.kv_dtype not in EIGHT_BIT_NAMES:
         check_descale_dtype("k_descale", TORCH_DTYPES[x.kv_dtype])
 
 
@@ -275,6 +280,12 @@ def int8_probabilities_meet_int8_values(x: Combination) -> None:
     """A product takes two integers, or none."""
     if Feature.INT8_PROBABILITIES in x.features:
         check_p_descale_dtype(TORCH_DTYPES[x.dtype])
+
+
+def integers_that_are_added_have_one_scale(x: Combination) -> None:
+    """A sum of products of integers is multiplied with its scale in the end."""
+    has_p_descale = Feature.INT8_PROBABILITIES in x.features
+    check_int8_products(has_p_descale, Feature.TOKEN_DESCALES in x.features)
 
 
 _FLASH_ATTN = "flash_attn/flash_attn_interface.py of github.com/Dao-AILab/flash-attention"
@@ -291,6 +302,7 @@ CALL_RULES = (
     CallRule(scaled_inputs_have_8_bits, "the arguments of jitfmha.fmha_fwd"),
     CallRule(scales_of_query_heads_are_of_8_bit_queries, _INT8),
     CallRule(int8_probabilities_meet_int8_values, _INT8),
+    CallRule(integers_that_are_added_have_one_scale, "the arguments of jitfmha.fmha_fwd"),
 )
 
 

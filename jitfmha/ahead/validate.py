@@ -65,8 +65,8 @@ def validate_config(
         direction: "forward", or "backward" for the gradients.
         features: what else the call has, any of "lse", "padded_sequences", "column_major_v",
             "bias" (of the output's dtype), "boolean_bias", "alibi", "softcap", "sinks",
-            "sink_tokens", "dropout", "descales", "query_head_descales", "int8_probabilities",
-            "paged_keys" and "split_results".
+            "sink_tokens", "dropout", "descales", "query_head_descales", "token_descales",
+            "int8_probabilities", "paged_keys" and "split_results".
         layout: the order in memory, "bshd", "bhsd" or "sbhd"; in gm1 without the batch.
         page_size: keys of a page; given, it says "paged_keys" too.
         num_splits: as in :func:`jitfmha.fmha_fwd`.

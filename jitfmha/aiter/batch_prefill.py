@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from ..layers.peer_values import ends_in, with_contiguous_rows
-from ..problem.checks import describe, refuse_given
+from ..problem.checks import describe
+from ..problem.packed_pages import are_packed, shape_of_keys
 from .forward import Attention, Results, called_by_models, forward_group
 
 
@@ -24,11 +26,13 @@ def _forward_pages(
     kv_block_descale: Tensor | None,
     **others: Any,
 ) -> Results:
-    refuse_given(kv_block_descale=kv_block_descale)
     k, v = _as_pages("k", k), _as_pages("v", v)
+    num_pages, page_size, heads_k, _ = shape_of_keys(k)
+    if kv_block_descale is not None:
+        others |= _scales_of_tokens(kv_block_descale, (num_pages, heads_k, 2), page_size, others)
     if block_table is None and seqlen_k is None:
         block_table, lengths = _table_of_lists(
-            kv_indptr, kv_page_indices, kv_last_page_lens, page_size=k.shape[1]
+            kv_indptr, kv_page_indices, kv_last_page_lens, page_size=page_size
         )
     elif block_table is None or seqlen_k is None:
         missing = "block_table" if block_table is None else "seqlen_k"
@@ -42,15 +46,31 @@ def _forward_pages(
 def _as_pages(name: str, x: Tensor) -> Tensor:
     if not isinstance(x, Tensor) or x.dim() not in (3, 4, 5):
         raise ValueError(
-            f"{name} is {describe(x)}; expected (num_pages, page_size, heads, hdim), or "
-            "(num_pages, heads, hdim) with a key in each page"
+            f"{name} is {describe(x)}; expected (num_pages, page_size, heads, hdim), packed pages "
+            "of five dimensions, or (num_pages, heads, hdim) with a key in each page"
         )
-    if x.dim() == 5:
-        raise NotImplementedError(
-            f"{name} ({describe(x)}) is in AITER's vectorized layout, which is not implemented; "
-            "expected (num_pages, page_size, heads, hdim)"
-        )
+    if are_packed(x):
+        return x
     return with_contiguous_rows(x if x.dim() == 4 else x[:, None])
+
+
+def _scales_of_tokens(
+    kv_block_descale: Tensor, expected: tuple[int, ...], page_size: int, beside: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """The scales of pages as those of their tokens, which all lie in one place."""
+    for name in ("k_descale", "v_descale"):
+        if beside[name] is not None:
+            raise ValueError(
+                f"{name} ({describe(beside[name])}) cannot be combined with kv_block_descale "
+                f"({describe(kv_block_descale)})"
+            )
+    if not isinstance(kv_block_descale, Tensor) or kv_block_descale.shape != expected:
+        raise ValueError(
+            f"kv_block_descale is {describe(kv_block_descale)}; expected a tensor of shape "
+            f"(num_pages, heads of k, 2), which is {expected}"
+        )
+    of_tokens = kv_block_descale[:, None, :, None].expand(-1, page_size, -1, 1, 2)
+    return {"k_descale": of_tokens[..., 0], "v_descale": of_tokens[..., 1]}
 
 
 def _table_of_lists(
@@ -138,8 +158,8 @@ def mha_batch_prefill(
     Args:
         q: ``(total_q, hq, hdim)``.
         k, v: ``(num_pages, page_size, hk, hdim)``, any page size; or ``(num_pages, hk, hdim)``,
-            with a key in each page. AITER's layout in five dimensions raises
-            ``NotImplementedError``.
+            with a key in each page; or packed pages, of five dimensions, as
+            :func:`jitfmha.fmha_fwd` takes them.
         kv_indptr: int32 ``(b + 1,)``, where the pages of each sequence start in kv_page_indices.
         kv_page_indices: int32 ``(total pages,)``, possibly followed by what has no meaning.
         max_seqlen_q, max_seqlen_k: the longest lengths.
@@ -147,7 +167,8 @@ def mha_batch_prefill(
             where a page holds more than one.
         block_table, seqlen_k: int32 ``(b, most pages)`` and ``(b,)``, the pages of each sequence
             and its length. They replace the lists of pages, which are not looked at then.
-        kv_block_descale: ``NotImplementedError`` where it is given.
+        kv_block_descale: float32 ``(num_pages, hk, 2)``, what keys and values of each page and head
+            are multiplied with; in place of k_descale and v_descale.
 
     The other arguments, the results, and what is raised: see :func:`mha_varlen_fwd` and the module.
     """

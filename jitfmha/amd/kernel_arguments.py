@@ -203,6 +203,15 @@ MODIFIERS = SharedStruct(
         # Where the result of each split goes beside that of all: contiguous, one behind the other.
         **dict.fromkeys(("out_parts", "lse_parts"), Pointer("float")),
         "part_rows": INT64,  # of one split: those of all heads and sequences together
+        # Scales of tokens; strides in bytes, those of the batch lie between pages where keys do.
+        **{
+            name: kind
+            for x in ("k", "v")
+            for name, kind in {
+                f"{x}_token_descales": Pointer("const float"),
+                **{f"{x}_token_{way}": INT64 for way in ("batch", "seq", "head")},
+            }.items()
+        },
     },
 )
 

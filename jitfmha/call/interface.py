@@ -148,12 +148,16 @@ def fmha_fwd(
             away from zero, "rtz" towards zero. Only gfx942 has a choice, for bf16 inputs.
         q_descale, k_descale, v_descale: what 8-bit inputs are multiplied with, 1 by default:
             float32 of shape ``(1,)``; ``(b, hk)``, a scale for each sequence and key head; or one
-            for each head, ``(hq,)`` of q and ``(hk,)`` of k and v. They are at least 0, which
-            nobody checks.
+            for each head, ``(hq,)`` of q and ``(hk,)`` of k and v; or of k and v one for each
+            token and head, in the shape that they have with 1 in place of the last dimension:
+            ``(b, sk, hk, 1)``, in gm1 ``(total_k, hk, 1)``, in pages
+            ``(num_pages, page_size, hk, 1)``, with any strides. They are at least 0, which nobody
+            checks.
         p_descale: for int8 q, k and v: probabilities become int8, too, so that both products are
             exact sums of integers. ``p / p_descale`` is rounded towards zero, 127 at most, where p
             is the probability relative to the largest one of its row so far, so that ``1 / 127``
-            fits; the output is multiplied with it. float32 as q_descale, greater than 0. The
+            fits; the output is multiplied with it. float32 as q_descale, greater than 0, and not
+            beside a v_descale of tokens. The
             softmax's sum, and the lse, have the probabilities before that.
         bias: added to the scaled scores, after the soft cap: q's dtype (bfloat16 for 8 bits) or
             float32, any strides. gm0 ``(b, hq, sq, sk)``, gm1 ``(hq, total_q, max_seqlen_k)``, for
@@ -175,7 +179,10 @@ def fmha_fwd(
         rng_state: the random state itself, int64 ``(2,)`` on the device of q: to drop the same
             again. :func:`jitfmha.new_rng_state` gives one. Without dropout neither is looked at.
         block_table: int32 ``(b, most pages)``, the pages of each sequence, for gm1: k is then
-            ``(num_pages, page_size, hk, hdim)``, with any page size, and v accordingly. Sequences
+            ``(num_pages, page_size, hk, hdim)``, with any page size, and v accordingly. Or AITER's
+            packed pages, k ``(num_pages, hk, hdim / x, page_size, x)`` and v
+            ``(num_pages, hk, page_size / x, hdim_v, x)``, with as many numbers in x as 16 bytes
+            hold and the last three dimensions contiguous. Sequences
             may share pages; what stands behind the last page of a sequence has no meaning. There is
             no backward pass.
         num_splits: into how many parts the keys of a sequence are split, up to 128, so that more

@@ -22,12 +22,15 @@ from ..planning.target import CALLS_HERE, TARGET_HERE, Target
 from ..problem.arguments import (
     Arguments,
     CuSeqlens,
+    Descales,
     Tensors,
+    is_of_tokens,
     new_tuple,
 )
 from ..problem.dtypes import out_dtype_of
 from ..problem.mask import OPEN_WINDOW
 from ..problem.memory import HUGE_PAGES_FROM_BYTES, extent, may_overlap, request_huge_pages
+from ..problem.packed_pages import DIMENSIONS as PACKED_DIMENSIONS
 from ..problem.problem import (
     PlainSizes,
     Problem,
@@ -304,7 +307,7 @@ def key_of(arguments: Arguments) -> tuple[Hashable, Any]:
         return_lse.__class__,
         bf16_cvt,
         None if cu_seqlens is None else _described_cu_seqlens(cu_seqlens),
-        None if descales is None else described(descales),
+        None if descales is None else _described_descales(descales),
         None if modifiers is None else _described_modifiers(modifiers),
         None if dropout is None else described(dropout),
         None if keys is None else described(keys),
@@ -318,7 +321,9 @@ def key_of(arguments: Arguments) -> tuple[Hashable, Any]:
         v_shape,
         v.stride(),
         None if out is None else (out.shape, out.stride(), out.dtype, out.device),
-        None if modifiers is None else _lengths_of_modifiers(modifiers, cu_seqlens),
+        None
+        if modifiers is None and descales is None
+        else _lengths_of_features(modifiers, descales, cu_seqlens),
     )
 
 
@@ -345,12 +350,20 @@ def _described_modifiers(modifiers: Modifiers) -> tuple[object, ...]:
     return (*described(fixed), *of_others)
 
 
-def _lengths_of_modifiers(
-    modifiers: Modifiers, cu_seqlens: CuSeqlens | None
+def _described_descales(descales: Descales) -> tuple[object, ...]:
+    """Describe the scales likewise: those of tokens change with the lengths."""
+    return described(
+        (x.dim(), x.dtype, x.device, x.is_neg()) if is_of_tokens(x) else x for x in descales
+    )
+
+
+def _lengths_of_features(
+    modifiers: Modifiers | None, descales: Descales | None, cu_seqlens: CuSeqlens | None
 ) -> tuple[object, ...] | None:
     """Describe the shapes that do; a bias of gm1 is as wide as the longest sequence of keys."""
-    values: tuple[Any, ...] = modifiers
+    values: tuple[Any, ...] = modifiers or Modifiers()
     shapes = [(x.shape, x.stride()) for i in _WITH_LENGTHS if (x := values[i]) is not None]
+    shapes += [(x.shape, x.stride()) for x in descales or () if is_of_tokens(x)]
     if not shapes:
         return None
     return (*shapes, None if cu_seqlens is None else cu_seqlens.max_seqlen_k)
@@ -377,6 +390,10 @@ def _kind_and_sizes(key: Any, arguments: Arguments) -> tuple[Hashable, PlainSize
     shape_q, strides_q, shape_k, strides_k, shape_v, strides_v, out, lengths = key
     keys = arguments.keys
     is_paged = keys is not None and keys.block_table is not None
+    if is_paged and len(shape_k) == len(shape_v) == PACKED_DIMENSIONS:
+        *rows_q, heads_q, hdim_q = shape_q
+        unevenness = unevenness_of(arguments.cu_seqlens, rows_q[0] if rows_q else 0, shape_k[3])
+        return (len(shape_q), heads_q, hdim_q, shape_k, shape_v, out and out[2:], unevenness), None
     batch: int | None = None
     batch_k = batch_v = None
     try:

@@ -23,7 +23,7 @@ from ..jit.spec import MAX_NAME, BuildSpec
 from ..planning.measured import Variant
 from ..planning.plan import Launch, Plan, Reason, Refusal, splits_to_time
 from ..planning.target import AVX2_FLAGS, AVX512_FLAGS, CpuIsa, CpuTarget, Target
-from ..problem.arguments import Descales, Dropout, KeyOptions, Tensors
+from ..problem.arguments import Descales, Dropout, KeyOptions, Tensors, is_of_tokens
 from ..problem.dtypes import EIGHT_BIT_NAMES
 from ..problem.features import Feature
 from ..problem.problem import Direction, GradientStrides, PlainSizes, Problem, check_pages
@@ -56,9 +56,11 @@ SERVES = (
         Feature.COLUMN_MAJOR_V,
         Feature.DESCALES,
         Feature.QUERY_HEAD_DESCALES,
+        Feature.TOKEN_DESCALES,
         Feature.WINDOW_MASK,
         Feature.DROPOUT,
         Feature.PAGED_KEYS,
+        Feature.PACKED_PAGES,
         Feature.NUM_SPLITS,
         Feature.SPLIT_RESULTS,
     }
@@ -155,6 +157,14 @@ MODIFIERS = SharedStruct(
         "dbias": Pointer("float"),
         "dbias_strides": STRIDES,
         **dict.fromkeys(("q_descale", "k_descale", "v_descale", "p_descale"), DESCALE),
+        **{
+            name: kind
+            for side in ("k", "v")
+            for name, kind in (
+                (f"{side}_token_descales", Pointer("const float")),
+                (f"{side}_token_descale_strides", STRIDES),
+            )
+        },
     },
 )
 
@@ -205,9 +215,12 @@ class CpuTraits:
     direction: Direction = "forward"
     modifiers: ModifierTraits = _NO_MODIFIERS
     paged: bool = False
+    packed_pages: bool = False
     # Scales of 8-bit inputs, and whether those of q differ among the query heads of a key head.
     descales: bool = False
     query_head_descales: bool = False
+    token_k_descales: bool = False
+    token_v_descales: bool = False
     int8_probabilities: bool = False
     int8_kv: bool = False  # where q is none
     column_major_v: bool = False
@@ -215,7 +228,9 @@ class CpuTraits:
     @classmethod
     def of(cls, problem: Problem, isa: CpuIsa) -> CpuTraits:
         multiplies_bf16 = problem.dtype == problem.kv_dtype == "bf16"
-        uses_tile_unit = multiplies_bf16 and not problem.has_column_major_v
+        # Of packed pages rows are made first.
+        has_column_major_v = problem.has_column_major_v and not problem.has_packed_pages
+        uses_tile_unit = multiplies_bf16 and not has_column_major_v
         scales = problem.q_descale, problem.k_descale, problem.v_descale
         return cls(
             dtype=problem.dtype,
@@ -227,11 +242,14 @@ class CpuTraits:
             direction=problem.direction,
             modifiers=ModifierTraits.of(problem, "cpu"),
             paged=problem.is_paged,
+            packed_pages=problem.has_packed_pages,
             descales=any(x is not None for x in scales),
             query_head_descales=problem.has_query_head_descale,
+            token_k_descales=problem.has_token_k_descale,
+            token_v_descales=problem.has_token_v_descale,
             int8_probabilities=problem.has_p_descale,
             int8_kv=problem.kv_dtype != problem.dtype,
-            column_major_v=problem.has_column_major_v,
+            column_major_v=has_column_major_v,
         )
 
     @property
@@ -241,12 +259,14 @@ class CpuTraits:
             f"cpu_{self.short_direction}_{self.dtype}",
             "int8kv" if self.int8_kv else "",
             descales if self.descales else "",
+            "token_k" if self.token_k_descales else "",
+            "token_v" if self.token_v_descales else "",
             "int8_p" if self.int8_probabilities else "",
             f"{self.hdim_q}x{self.hdim_v}{'c' if self.column_major_v else ''}",
             self.mask,
             *self.modifiers.words(),
             self.mode,
-            "paged" if self.paged else "",
+            "packed_pages" if self.packed_pages else "paged" if self.paged else "",
             self.isa,
         )
         return "_".join(word for word in words if word)
@@ -269,7 +289,10 @@ class CpuTraits:
 
 
 # Traits that are constants under their names.
-_SWITCHES = ("column_major_v", "descales", "int8_probabilities", "paged", "query_head_descales")
+_SWITCHES = (
+    *("column_major_v", "descales", "int8_probabilities", "packed_pages", "paged"),
+    *("query_head_descales", "token_k_descales", "token_v_descales"),
+)
 
 
 @lru_cache(maxsize=256)
@@ -530,24 +553,29 @@ def _raise_for(status: int, tensors: Tensors) -> NoReturn:
 _NAMES_NO_PAGE = 2
 _NO_MEMORY = "the CPU kernel could not allocate its scratch memory"
 _pack_tensors, _pack_backward_tensors = (x.packer.pack for x in TENSORS.values())
-_NO_DESCALES: tuple[int, ...] = (0,) * 16
+_NO_DESCALES: tuple[int, ...] = (0,) * 26
 
 
 def _located_descales(descales: Descales, group: int) -> tuple[int, ...]:
-    """Address, strides and group of each scale, as the struct has them.
+    """Address, strides and group of each scale, as the struct has them; then those of tokens.
 
     ``group`` is how many query heads share a key head, and so a scale of k, v, or shape (b, hk).
     """
     located: list[int] = []
+    of_tokens: list[int] = []
     for name, x in descales._asdict().items():
-        if x is None:
+        has_tokens = is_of_tokens(x)
+        if name in ("k", "v"):
+            strides = (*(0,) * (4 - x.dim()), *x.stride()) if has_tokens else ()
+            of_tokens += (x.data_ptr(), *strides) if has_tokens else (0,) * 5
+        if x is None or has_tokens:
             located += (0, 0, 0, 1)
             continue
         sizes = zip(x.shape, x.stride(), strict=True)
         batch, head = (0, *(0 if size == 1 else stride for size, stride in sizes))[-2:]
         is_shared = name in ("k", "v") or x.dim() == 2
         located += (x.data_ptr(), batch, head, group if is_shared else 1)
-    return tuple(located)
+    return (*located, *of_tokens)
 
 
 def _packed_modifiers(

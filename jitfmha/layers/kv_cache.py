@@ -6,6 +6,7 @@ github.com/Dao-AILab/flash-attention. It ends in :func:`jitfmha.fmha_fwd`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor
 from ..call.interface import OFF, fmha_fwd
 from ..call.pytorch.autocast import under_autocast
 from ..call.run import prepared_call
-from ..problem.arguments import Arguments, Options
-from ..problem.checks import describe, refuse_grad, with_clear_errors
+from ..problem.arguments import Arguments, Options, is_of_tokens
+from ..problem.checks import describe, not_a_tensor, refuse_grad, with_clear_errors
 from ..problem.problem import make_problem
 from ..problem.torch_parts import is_any_autocast_enabled, is_watched
 from .peer_values import (
@@ -50,6 +51,9 @@ def flash_attn_with_kvcache(
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of new queries over a cache of keys and values, to which new ones are appended.
 
@@ -75,6 +79,9 @@ def flash_attn_with_kvcache(
             halves of the first ``rotary_dim`` elements (GPT-NeoX).
         num_splits: that of :func:`jitfmha.fmha_fwd`.
         return_softmax_lse: also return the log-sum-exp.
+        q_descale, k_descale, v_descale: those of :func:`jitfmha.fmha_fwd`, for q and caches of 8
+            bits. Those of tokens have the shape of a cache with 1 in place of the last dimension,
+            and those of new ones are the caller's to write.
 
     Keys and values are read where they lie. With ``block_table`` or ``cache_batch_idx``, and where
     a cache's sequences do not lie one after the other, this is a call of :func:`jitfmha.fmha_fwd`
@@ -92,6 +99,7 @@ def flash_attn_with_kvcache(
     refuse_grad("flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     causal, window = as_flag("causal", causal), as_window(window_size)
     cache = _Cache.of(q, k_cache, v_cache, cache_batch_idx, cache_leftpad, block_table)
+    cache = cache.with_scales(k_descale, v_descale)
     seqlens_k = _seqlens(cache, cache_seqlens, k)
     if (rotary_cos is None) != (rotary_sin is None):
         raise ValueError("rotary_cos and rotary_sin go together; one of them is missing")
@@ -119,6 +127,9 @@ def flash_attn_with_kvcache(
         "block_table": where.block_table,
         "num_splits": as_int("num_splits", num_splits) or OFF,
         "max_seqlen_q": seqlen_q,
+        "q_descale": q_descale,
+        "k_descale": where.k_descale,
+        "v_descale": where.v_descale,
     }
     return_lse = as_flag("return_softmax_lse", return_softmax_lse)
     rows = with_contiguous_rows(q.flatten(0, 1))
@@ -153,12 +164,14 @@ def _refuse_unserved(arguments: Arguments) -> None:
 
 
 class _WhereKeysLie(NamedTuple):
-    """Keys and values as ``fmha_fwd`` takes them: rows and their ``starts``, or pages."""
+    """Keys, values and their scales as ``fmha_fwd`` takes them: rows and ``starts``, or pages."""
 
     keys: Tensor
     values: Tensor
     starts: Tensor | None
     block_table: Tensor | None
+    k_descale: Tensor | None
+    v_descale: Tensor | None
 
 
 class _Cache(NamedTuple):
@@ -170,6 +183,8 @@ class _Cache(NamedTuple):
     batch_idx: Tensor | None
     leftpad: Tensor | None
     block_table: Tensor | None
+    k_descale: Tensor | None = None
+    v_descale: Tensor | None = None
 
     @classmethod
     def of(
@@ -209,6 +224,20 @@ class _Cache(NamedTuple):
             )
         return cls(k, v, batch, batch_idx, leftpad, block_table)
 
+    def with_scales(self, k_descale: Tensor | None, v_descale: Tensor | None) -> _Cache:
+        """The caches with what they are multiplied with; shapes of those of tokens are checked."""
+        for name, x, whole in (("k", k_descale, self.k), ("v", v_descale, self.v)):
+            if x is None:
+                continue
+            if not isinstance(x, Tensor):
+                raise not_a_tensor(f"{name}_descale", x)
+            if is_of_tokens(x) and x.shape != (*whole.shape[:-1], 1):
+                raise ValueError(
+                    f"{name}_descale has shape {tuple(x.shape)}; scales of tokens have the shape "
+                    f"of {name}_cache with 1 in the end, which is {(*whole.shape[:-1], 1)}"
+                )
+        return self._replace(k_descale=k_descale, v_descale=v_descale)
+
     @property
     def capacity(self) -> int:
         pages = 1 if self.block_table is None else self.block_table.shape[1]
@@ -237,30 +266,40 @@ class _Cache(NamedTuple):
 
     def where_keys_lie(self) -> _WhereKeysLie:
         """Nothing is copied but, with ``leftpad``, where strides leave no other way."""
-        k, v, table = self.k, self.v, self.block_table
+        table = self.block_table
         if table is not None:
             contiguous = table if table.stride(-1) == 1 else table.contiguous()
-            return _WhereKeysLie(k, v, None, contiguous)
-        if self.batch_idx is None and _lies_in_rows(k) and _lies_in_rows(v):
+            return self._lying(lambda x: x, None, contiguous)
+        scales = [x for x in (self.k_descale, self.v_descale) if is_of_tokens(x)]
+        if self.batch_idx is None and all(map(_lies_in_rows, (self.k, self.v, *scales))):
             return self._rows()
         if self.leftpad is None:  # each sequence is one page
-            return _WhereKeysLie(k, v, None, self._sequences()[:, None].int())
+            return self._lying(lambda x: x, None, self._sequences()[:, None].int())
         # Sequences do not start with a page, but where each key is one.
-        capacity = k.shape[1]
-        place = torch.arange(capacity, device=k.device) + self.leftpad[:, None]
+        capacity = self.capacity
+        place = torch.arange(capacity, device=self.k.device) + self.leftpad[:, None]
         pages = self._sequences()[:, None] * capacity + place.clamp(max=capacity - 1)
-        keys, values = (x.flatten(0, 1)[:, None] for x in (k, v))
-        return _WhereKeysLie(keys, values, None, pages.int())
+        return self._lying(lambda x: x.flatten(0, 1)[:, None], None, pages.int())
 
     def _rows(self) -> _WhereKeysLie:
-        keys, values = self.k.flatten(0, 1), self.v.flatten(0, 1)
+        skipped = 0
         starts = starts_in_batch(self.batch, self.k.shape[1], self.k.device)
         if self.leftpad is not None and self.batch > 0:
             # The first sequence starts at the first row.
             skipped = 0 if self.leftpad.is_meta else int(self.leftpad[0])
             starts[:-1] += self.leftpad
-            keys, values, starts = keys[skipped:], values[skipped:], starts - skipped
-        return _WhereKeysLie(keys, values, starts, None)
+            starts -= skipped
+        return self._lying(lambda x: x.flatten(0, 1)[skipped:], starts, None)
+
+    def _lying(
+        self,
+        rows_of: Callable[[Tensor], Tensor],
+        starts: Tensor | None,
+        block_table: Tensor | None,
+    ) -> _WhereKeysLie:
+        """What ``rows_of`` gives of the caches and of what has their shape."""
+        scales = [rows_of(x) if is_of_tokens(x) else x for x in (self.k_descale, self.v_descale)]
+        return _WhereKeysLie(rows_of(self.k), rows_of(self.v), starts, block_table, *scales)
 
     def _sequences(self) -> Tensor:
         if self.batch_idx is not None:

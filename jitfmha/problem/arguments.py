@@ -7,7 +7,7 @@ which is None where the call does not have them. ``OPTIONS`` lists the keyword a
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict, TypeGuard
 
 import torch
 from torch import Generator, Tensor
@@ -110,8 +110,8 @@ OPTIONS = (
     Option("out", "Tensor(a!)", _IN_EVERY_KERNEL),
     Option("bf16_cvt", "str", _IN_EVERY_KERNEL, '"rtne"'),
     Option("q_descale", "Tensor?", (Feature.DESCALES, Feature.QUERY_HEAD_DESCALES), "None"),
-    Option("k_descale", "Tensor?", (Feature.DESCALES,), "None"),
-    Option("v_descale", "Tensor?", (Feature.DESCALES,), "None"),
+    Option("k_descale", "Tensor?", (Feature.DESCALES, Feature.TOKEN_DESCALES), "None"),
+    Option("v_descale", "Tensor?", (Feature.DESCALES, Feature.TOKEN_DESCALES), "None"),
     Option("p_descale", "Tensor?", (Feature.INT8_PROBABILITIES,), "None"),
     *(Option(row.name, row.schema, row.features, str(row.default)) for row in SCORE_FEATURES),
     Option("dropout_p", "float", (Feature.DROPOUT,), "0.0"),
@@ -155,7 +155,8 @@ class CuSeqlens(NamedTuple):
 class Descales(NamedTuple):
     """What 8-bit inputs are multiplied with; None is 1.
 
-    ``p`` is the scale of int8 probabilities; None where probabilities are no integers.
+    Those of tokens have the shape of ``k`` or ``v``, with 1 in place of the head dimension. ``p``
+    is the scale of int8 probabilities; None where probabilities are no integers.
     """
 
     q: Tensor | None = None
@@ -367,6 +368,11 @@ def gather_descales(
     if q is None and k is None and v is None and p is None:
         return None
     return Descales(q, k, v, p)
+
+
+def is_of_tokens(descale: Tensor | None) -> TypeGuard[Tensor]:
+    """Whether a scale of k or v differs from token to token; others have one dimension or two."""
+    return descale is not None and descale.dim() > 2
 
 
 def gather_dropout(

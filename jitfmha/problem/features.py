@@ -21,6 +21,7 @@ class Feature(Enum):
     INT8_PROBABILITIES = "int8 probabilities"
     DESCALES = "scales of 8-bit inputs"
     QUERY_HEAD_DESCALES = "a scale of its own for each query head that shares a key head"
+    TOKEN_DESCALES = "a scale of its own for each token of k or v"
     COLUMN_MAJOR_V = "values with contiguous keys (column-major v)"
     GROUP_MODE = "packed sequences (gm1)"
     PADDED_SEQUENCES = "unused rows between packed sequences"
@@ -38,6 +39,7 @@ class Feature(Enum):
     SINK_TOKENS = "sink tokens beside a window"
     DROPOUT = "dropout"
     PAGED_KEYS = "keys and values in pages (block_table)"
+    PACKED_PAGES = "keys and values in packed pages of five dimensions"
     NUM_SPLITS = "a given number of key splits (num_splits)"
     SPLIT_RESULTS = "the results of each key split (mha_fwd_splitkv)"
 

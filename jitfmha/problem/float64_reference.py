@@ -27,9 +27,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .arguments import Arguments, Descales, Tensors
+from .arguments import Arguments, Descales, Tensors, is_of_tokens
 from .dropout import dropout_randval, largest_kept
 from .mask import OPEN_WINDOW, Mask, parse_mask
+from .packed_pages import are_packed, as_rows
 from .problem import Problem
 from .score_features import Modifiers
 
@@ -159,11 +160,13 @@ def _for_each_head(x: Tensor, q: Tensor) -> Tensor:
 def descaled(x: Tensor, descale: Tensor | None, heads_k: int) -> Tensor:
     """``x (b, s, h, hdim)`` times its scale, float64.
 
-    The scale is ``(1,)``, one for each head ``(h,)``, or one for each sequence and key head
-    ``(b, heads_k)``.
+    The scale is ``(1,)``, one for each head ``(h,)``, one for each sequence and key head
+    ``(b, heads_k)``, or one for each token and head ``(b, s, h, 1)``.
     """
     if descale is None:
         return x.double()
+    if descale.dim() == 4:
+        return x.double() * descale.double()
     if descale.dim() == 2:
         descale = descale.repeat_interleave(x.shape[2] // max(heads_k, 1), dim=1)
     return x.double() * descale.double().view(-1, 1, descale.shape[-1], 1)
@@ -231,8 +234,9 @@ def attention_packed(
     """Out ``(total_q, hq, hdim_v)`` and lse ``(hq, total_q)`` of gm1 inputs, one by one.
 
     The options are those of :func:`attention`. A bias is ``(hq|1, total_q|1, longest sk)``, and
-    ``keep`` ``(b, hq, longest sq, longest sk)``; of both, each sequence takes the first keys. Rows
-    that belong to no sequence are 0, and -inf in the lse.
+    ``keep`` ``(b, hq, longest sq, longest sk)``; of both, each sequence takes the first keys.
+    Scales of tokens are packed, too, ``(total_k, hk, 1)``. Rows that belong to no sequence are 0,
+    and -inf in the lse.
     """
     spans = Spans(lengths_q, lengths_k, starts_q, starts_k)
     rng_state = options.pop("rng_state", None)
@@ -256,6 +260,10 @@ def _of_sequence(options: Mapping[str, Any], n: int, rows: slice, keys: slice) -
         for name, x in options.items()
     }
     bias, keep = options.get("bias"), options.get("keep")
+    for name in ("k_descale", "v_descale"):
+        scales = options.get(name)
+        if is_of_tokens(scales):
+            one[name] = scales[None, keys]
     if bias is not None:
         of_rows = bias if bias.shape[1] == 1 else bias[:, rows]
         one["bias"] = of_rows[None, :, :, :seqlen_k]
@@ -289,6 +297,8 @@ def _packed(call: Arguments | Tensors) -> tuple[Tensor, Tensor, Spans]:
     lengths_q, lengths_k = sums.q.diff().tolist(), sums.k.diff().tolist()
     first_keys = sums.k_padded if table is None else sums.k
     if table is not None:
+        if are_packed(k):
+            k, v = as_rows("k", k), as_rows("v", v)
         k, v = unpaged(k, table, lengths_k), unpaged(v, table, lengths_k)
     starts_q, starts_k = sums.q_padded.tolist()[:-1], first_keys.tolist()[:-1]
     return k, v, Spans(lengths_q, lengths_k, starts_q, starts_k)
@@ -396,6 +406,11 @@ def _forward(problem: Problem, tensors: Tensors) -> Result:
     if tensors.cu_seqlens is None:
         return attention(tensors.q, tensors.k, tensors.v, **options)
     k, v, spans = _packed(tensors)
+    table = None if tensors.keys is None else tensors.keys.block_table
+    if table is not None:
+        for name, x in (("k_descale", scales.k), ("v_descale", scales.v)):
+            if is_of_tokens(x):
+                options[name] = unpaged(x, table, spans.lengths_k)
     return attention_packed(tensors.q, k, v, *spans, **options)
 
 

@@ -18,6 +18,7 @@ from .arguments import (
     CuSeqlens,
     Descales,
     KeyOptions,
+    is_of_tokens,
 )
 from .checks import check_given, check_last_dimension, check_layout, not_a_tensor
 from .dropout import check_rng_state
@@ -25,6 +26,15 @@ from .dtypes import DTYPE_BYTES, DTYPE_NAMES, EIGHT_BIT_DTYPES, FP8_NAMES, out_d
 from .features import DTYPE_FEATURES, Feature
 from .mask import Mask, parse_mask
 from .memory import overlaps_itself
+from .packed_pages import (
+    are_packed,
+    check_packed_shape,
+    check_packed_strides,
+    shape_of_keys,
+    shape_of_values,
+    strides_of_keys,
+    strides_of_values,
+)
 from .score_features import SCORE_FEATURES, AskedModifiers, Beside, asked_modifiers, check_modifiers
 from .torch_parts import is_recorded_by_jit_trace
 
@@ -48,7 +58,8 @@ class Sizes(NamedTuple):
         seqlen_q, seqlen_k: gm0 the lengths of every sequence, gm1 the packed rows of all of them.
             Of keys in pages ``seqlen_k`` is the size of a page.
         q, k, v, out: strides in elements as torch gives them, one for each dimension. Those of
-            dimensions of size 1 say nothing, and may be anything.
+            dimensions of size 1 say nothing, and may be anything. Of packed pages they are those
+            that ``packed_pages.py`` tells.
     """
 
     seqlen_q: int
@@ -100,12 +111,13 @@ class Problem(NamedTuple):
     In gm0 ``seqlen_q`` and ``seqlen_k`` are the lengths that every sequence has. In gm1 they are
     the numbers of packed rows, ``total_q`` and ``total_k``; the lengths are in ``cu_seqlens``.
     ``dtype`` is that of q, ``kv_dtype`` that of k and v. The scales of 8-bit inputs are None where
-    they are 1; those of q lie between query heads, not key heads, with ``has_query_head_descale``.
-    With ``has_p_descale`` probabilities are int8. ``modifiers`` are what score features keep: of a
-    bias its dtype, of other tensors whether they are there, of numbers the value. ``gradients``
-    are there for a backward pass, and None for forward. ``atomic_fp32`` says in what kernels add dq
-    up that do so with atomics: float32 or q's dtype; None leaves the choice. ``unevenness`` is what
-    :func:`unevenness_of` tells of the lengths in gm1, by which forward kernels are chosen.
+    they are 1, and where they are those of tokens; those of q lie between query heads, not key
+    heads, with ``has_query_head_descale``. With ``has_p_descale`` probabilities are int8.
+    ``modifiers`` are what score features keep: of a bias its dtype, of other tensors whether they
+    are there, of numbers the value. ``gradients`` are there for a backward pass, and None for
+    forward. ``atomic_fp32`` says in what kernels add dq up that do so with atomics: float32 or q's
+    dtype; None leaves the choice. ``unevenness`` is what :func:`unevenness_of` tells of the lengths
+    in gm1, by which forward kernels are chosen.
     """
 
     mode: Mode
@@ -126,10 +138,13 @@ class Problem(NamedTuple):
     k_descale: DescaleStrides | None = None
     v_descale: DescaleStrides | None = None
     has_query_head_descale: bool = False
+    has_token_k_descale: bool = False
+    has_token_v_descale: bool = False
     has_p_descale: bool = False
     modifiers: AskedModifiers = AskedModifiers()
     dropout_p: float = 0.0
     is_paged: bool = False
+    has_packed_pages: bool = False
     has_v_at_k: bool = False
     num_splits: int = 0
     has_split_results: bool = False
@@ -177,6 +192,7 @@ class Problem(NamedTuple):
             Feature.INT8_PROBABILITIES: self.has_p_descale,
             Feature.COLUMN_MAJOR_V: self.has_column_major_v,
             Feature.QUERY_HEAD_DESCALES: self.has_query_head_descale,
+            Feature.TOKEN_DESCALES: self.has_token_k_descale or self.has_token_v_descale,
             Feature.GROUP_MODE: self.mode == "gm1",
             Feature.PADDED_SEQUENCES: self.is_padded,
             Feature.CAUSAL_MASK: self.mask.is_causal,
@@ -187,6 +203,7 @@ class Problem(NamedTuple):
             Feature.DETERMINISTIC: self.is_deterministic,
             Feature.DROPOUT: self.dropout_p > 0,
             Feature.PAGED_KEYS: self.is_paged,
+            Feature.PACKED_PAGES: self.has_packed_pages,
             Feature.NUM_SPLITS: self.num_splits > 0,
             Feature.SPLIT_RESULTS: self.has_split_results,
         }
@@ -198,8 +215,8 @@ class Problem(NamedTuple):
 
     @property
     def has_column_major_v(self) -> bool:
-        """Whether keys are contiguous in v, not its last dimension."""
-        return self.hdim_v > 1 and self.sizes.v[-1] != 1
+        """Whether keys are contiguous in v, not its last dimension; in packed pages some are."""
+        return self.has_packed_pages or (self.hdim_v > 1 and self.sizes.v[-1] != 1)
 
     @property
     def direction(self) -> Direction:
@@ -297,7 +314,8 @@ def make_problem(arguments: Arguments) -> Problem:
     q, k, v, cu_seqlens = arguments.q, arguments.k, arguments.v, arguments.cu_seqlens
     softmax_scale, mask = arguments.softmax_scale, _mask_of(arguments)
     keys, descales = arguments.keys or KeyOptions(), arguments.descales or Descales()
-    batch, heads_q, heads_k, hdim_q = _batch_of(arguments), q.shape[-2], k.shape[-2], q.shape[-1]
+    batch, heads_q, hdim_q = _batch_of(arguments), *q.shape[-2:]
+    heads_k = shape_of_keys(k)[-2]
     return Problem(
         mode="gm0" if cu_seqlens is None else "gm1",
         dtype=DTYPE_NAMES[q.dtype],
@@ -306,7 +324,7 @@ def make_problem(arguments: Arguments) -> Problem:
         heads_q=heads_q,
         heads_k=heads_k,
         hdim_q=hdim_q,
-        hdim_v=v.shape[-1],
+        hdim_v=shape_of_values(v)[-1],
         mask=mask,
         softmax_scale=float(hdim_q) ** -0.5 if softmax_scale is None else float(softmax_scale),
         sizes=sizes,
@@ -319,10 +337,13 @@ def make_problem(arguments: Arguments) -> Problem:
         has_query_head_descale=(
             descales.q is not None and heads_q != heads_k and descales.q.shape == (heads_q,)
         ),
+        has_token_k_descale=is_of_tokens(descales.k),
+        has_token_v_descale=is_of_tokens(descales.v),
         has_p_descale=descales.p is not None,
         modifiers=asked_modifiers(arguments.modifiers, mask),
         dropout_p=0.0 if arguments.dropout is None else arguments.dropout.p,
         is_paged=keys.block_table is not None,
+        has_packed_pages=are_packed(k),
         has_v_at_k=is_v_at_k(k, v),
         num_splits=keys.num_splits,
         has_split_results=keys.out_accum is not None,
@@ -350,13 +371,14 @@ def check_sizes(arguments: Arguments) -> Sizes:
     q, k, v, out = arguments.q, arguments.k, arguments.v, arguments.out
     *batch, seqlen_q, heads_q, _ = q.shape
     if out is None:
-        hdim_v = v.shape[-1]
+        hdim_v = shape_of_values(v)[-1]
         row = heads_q * hdim_v
         batch_strides = (seqlen_q * row,) if batch else ()
         strides_out: tuple[int, ...] = (*batch_strides, row, hdim_v, 1)
     else:
         strides_out = out.stride()
-    return Sizes(seqlen_q, k.shape[-3], q.stride(), k.stride(), v.stride(), strides_out)
+    of_keys = strides_of_keys(k), strides_of_values(v)
+    return Sizes(seqlen_q, shape_of_keys(k)[-3], q.stride(), *of_keys, strides_out)
 
 
 # ---- The checks ----------------------------------------------------------------------------------
@@ -438,15 +460,21 @@ def _check_shapes(arguments: Arguments) -> None:
         of_keys = ("k", k), ("v", v)
         if table is None:
             _check_ndim(of_keys, 3, packed)
+        elif are_packed(k) or are_packed(v):
+            for name, x in of_keys:
+                check_packed_shape(name, x)
+            _check_block_table(table, k, v, _batch_of(arguments))
         else:
             _check_ndim(of_keys, 4, "(num_pages, page_size, heads, hdim) with a block_table")
             _check_block_table(table, k, v, _batch_of(arguments))
-    if k.shape[-1] != q.shape[-1]:
-        raise ValueError(f"k has hdim {k.shape[-1]}, q has {q.shape[-1]}; they must be equal")
-    if v.shape[-2] != k.shape[-2]:
-        raise ValueError(f"v has {v.shape[-2]} heads, k has {k.shape[-2]}; they must be equal")
-    check_hdims(q.shape[-1], v.shape[-1])
-    check_heads(q.shape[-2], k.shape[-2])
+    *_, heads_k, hdim_k = shape_of_keys(k)
+    *_, heads_v, hdim_v = shape_of_values(v)
+    if hdim_k != q.shape[-1]:
+        raise ValueError(f"k has hdim {hdim_k}, q has {q.shape[-1]}; they must be equal")
+    if heads_v != heads_k:
+        raise ValueError(f"v has {heads_v} heads, k has {heads_k}; they must be equal")
+    check_hdims(q.shape[-1], hdim_v)
+    check_heads(q.shape[-2], heads_k)
 
 
 def _batch_of(arguments: Arguments) -> int:
@@ -459,13 +487,16 @@ def _batch_of(arguments: Arguments) -> int:
 @_looks_at("kind")
 def _check_descales(arguments: Arguments) -> None:
     q, k, v = arguments.q, arguments.k, arguments.v
-    batch, heads_k = _batch_of(arguments), k.shape[-2]
+    batch, heads_k = _batch_of(arguments), shape_of_keys(k)[-2]
+    shapes = q.shape, shape_of_keys(k), shape_of_values(v), q.shape
     descales = arguments.descales or Descales()
     if isinstance(descales.p, Tensor):
         check_p_descale_dtype(q.dtype)
-    for (name, x), of in zip(descales._asdict().items(), (q, k, v, q), strict=True):
+    of_tensors = zip(descales._asdict().items(), (q, k, v, q), shapes, strict=True)
+    for (name, x), of, shape in of_tensors:
         if x is not None:
-            _check_descale(f"{name}_descale", x, of, batch, heads_k)
+            _check_descale(f"{name}_descale", x, of, shape, batch, heads_k)
+    check_int8_products(descales.p is not None, is_of_tokens(descales.v))
 
 
 @_looks_at("kind")
@@ -488,7 +519,7 @@ def _check_dropout(arguments: Arguments) -> None:
 @_looks_at("lengths")
 def _check_lengths_of_keys(arguments: Arguments) -> None:
     k, v, keys = arguments.k, arguments.v, arguments.keys
-    seqlen_k, seqlen_v = k.shape[-3], v.shape[-3]
+    seqlen_k, seqlen_v = shape_of_keys(k)[-3], shape_of_values(v)[-3]
     if seqlen_v != seqlen_k:
         raise ValueError(f"v has seqlen {seqlen_v}, k has {seqlen_k}; they must be equal")
     if keys is not None and keys.block_table is not None and seqlen_k < 1:
@@ -496,10 +527,23 @@ def _check_lengths_of_keys(arguments: Arguments) -> None:
 
 
 @_looks_at("lengths")
+def _check_descales_of_tokens(arguments: Arguments) -> None:
+    descales = arguments.descales or Descales()
+    shape_k, shape_v = shape_of_keys(arguments.k), shape_of_values(arguments.v)
+    for name, x, shape in (("k_descale", descales.k, shape_k), ("v_descale", descales.v, shape_v)):
+        if is_of_tokens(x) and x.shape != (*shape[:-1], 1):
+            raise _unexpected_shape(name, x, shape, _batch_of(arguments), shape_k[-2])
+
+
+@_looks_at("lengths")
 def _check_strides(arguments: Arguments) -> None:
     check_last_dimension("q", arguments.q)
-    check_last_dimension("k", arguments.k)
-    v = arguments.v
+    k, v = arguments.k, arguments.v
+    if are_packed(k):
+        check_packed_strides("k", k)
+        check_packed_strides("v", v)
+        return
+    check_last_dimension("k", k)
     if v.shape[-1] > 1 and v.stride(-1) != 1 and v.shape[-3] > 1 and v.stride(-3) != 1:
         raise ValueError(
             f"v has stride {v.stride(-1)} in its last dimension, which must be contiguous, or its "
@@ -521,7 +565,7 @@ def _check_out(arguments: Arguments) -> None:
         raise TypeError(f"out has dtype {out.dtype}, q has {q.dtype}; {rule}")
     if out.device != q.device:
         raise ValueError(f"out is on {out.device}, q is on {q.device}; use one device")
-    shape = (*q.shape[:-1], arguments.v.shape[-1])
+    shape = (*q.shape[:-1], shape_of_values(arguments.v)[-1])
     if tuple(out.shape) != shape:
         raise ValueError(f"out has shape {tuple(out.shape)}; expected {shape}")
     check_last_dimension("out", out)
@@ -537,7 +581,7 @@ def _check_modifiers_with_lengths(arguments: Arguments) -> None:
 def _beside(arguments: Arguments) -> Beside:
     cu_seqlens = arguments.cu_seqlens
     max_seqlen_k = None if cu_seqlens is None else cu_seqlens.max_seqlen_k
-    batch, seqlen_k = _batch_of(arguments), arguments.k.shape[-3]
+    batch, seqlen_k = _batch_of(arguments), shape_of_keys(arguments.k)[-3]
     return Beside(arguments.q, batch, seqlen_k, cu_seqlens is not None, max_seqlen_k)
 
 
@@ -585,6 +629,15 @@ def check_p_descale_dtype(q_dtype: torch.dtype) -> None:
         raise ValueError(
             f"p_descale is the scale of int8 probabilities, for which q, k and v are int8; q has "
             f"dtype {q_dtype}; use None"
+        )
+
+
+def check_int8_products(has_p_descale: bool, has_token_v_descale: bool) -> None:
+    """Raise ``ValueError`` for integer products over values that have no scale in common."""
+    if has_p_descale and has_token_v_descale:
+        raise ValueError(
+            "v_descale is one for each token; with p_descale the sums over tokens are those of "
+            "integers: give values of a head one scale, or probabilities none"
         )
 
 
@@ -739,7 +792,7 @@ def _check_block_table(block_table: Tensor, k: Tensor, v: Tensor, batch: int) ->
 
 def check_pages(cu_seqlens: CuSeqlens, block_table: Tensor, k: Tensor) -> None:
     """Raise ``ValueError`` where sequences have pages that are not there; reads the tensors."""
-    num_pages, page_size = k.shape[:2]
+    num_pages, page_size, _, _ = shape_of_keys(k)
     counts = cu_seqlens.k.diff().add(page_size - 1).div(page_size, rounding_mode="floor")
     in_use = torch.arange(block_table.shape[1]) < counts[:, None]
     is_wrong = in_use & ((block_table < 0) | (block_table >= num_pages))
@@ -760,8 +813,10 @@ def _check_sums(name: str, sums: list[int]) -> None:
             raise ValueError(f"{name} decreases at entry {i + 1}, from {start} to {end}")
 
 
-def _check_descale(name: str, x: Tensor, of: Tensor, batch: int, heads_k: int) -> None:
-    """Check the scale of a tensor, given under the name of its argument."""
+def _check_descale(
+    name: str, x: Tensor, of: Tensor, shape: tuple[int, ...], batch: int, heads_k: int
+) -> None:
+    """Check the scale of a tensor, given under the name of its argument; ``shape`` is in rows."""
     if not isinstance(x, Tensor):
         raise not_a_tensor(name, x)
     check_descale_dtype(name, of.dtype)
@@ -769,16 +824,26 @@ def _check_descale(name: str, x: Tensor, of: Tensor, batch: int, heads_k: int) -
         raise TypeError(f"{name} has dtype {x.dtype}; it must be a strided torch.float32")
     if x.device != of.device:
         raise ValueError(f"{name} is on {x.device}, q is on {of.device}; use one device")
-    heads = of.shape[-2]
-    if x.shape not in ((1,), (batch, heads_k), (heads,)):
-        raise ValueError(
-            f"{name} has shape {tuple(x.shape)}; expected (1,), (heads of {name[0]},), which is "
-            f"{(heads,)}, or (batch, heads of k), which is {(batch, heads_k)}"
-        )
+    may_be_of_tokens = name in ("k_descale", "v_descale") and x.dim() == len(shape)
+    if not may_be_of_tokens and x.shape not in ((1,), (batch, heads_k), (shape[-2],)):
+        raise _unexpected_shape(name, x, shape, batch, heads_k)
+
+
+def _unexpected_shape(
+    name: str, x: Tensor, shape: tuple[int, ...], batch: int, heads_k: int
+) -> ValueError:
+    """The error for a scale of no shape that one has."""
+    of_tokens = ""
+    if name in ("k_descale", "v_descale"):
+        of_tokens = f", or one for each token, which is {(*shape[:-1], 1)}"
+    return ValueError(
+        f"{name} has shape {tuple(x.shape)}; expected (1,), (heads of {name[0]},), which is "
+        f"{(shape[-2],)}, (batch, heads of k), which is {(batch, heads_k)}{of_tokens}"
+    )
 
 
 def _descale_strides(x: Tensor | None, batch: int, heads_k: int) -> DescaleStrides | None:
-    if x is None:
+    if x is None or is_of_tokens(x):
         return None
     if x.shape == (1,):
         return 0, 0

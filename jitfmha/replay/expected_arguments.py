@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,10 +161,26 @@ class _Facts:
         }
 
     def tensor(self, name: str) -> RecordedTensor:
-        return self.record.tensors[name]
+        """A tensor by name; of packed pages the strides that stand for rows."""
+        each = self.record.tensors[name]
+        if name not in ("k", "v") or not self.problem.has_packed_pages:
+            return each
+        page, head, _, inner, _ = each.strides
+        pages, heads, _, rows, _ = each.shape
+        page_size = self.problem.seqlen_k
+        if name == "k":
+            shape, strides = (pages, page_size, heads, self.problem.hdim_q), (page, inner, head, 1)
+        else:
+            shape, strides = (pages, page_size, heads, rows), (page, 1, head, inner)
+        return replace(each, shape=shape, strides=strides)
 
     def has(self, name: str) -> bool:
         return name in self.record.tensors
+
+    def has_token_descale(self, side: str) -> bool:
+        """Whether each token of a tensor has a scale of its own."""
+        problem = self.problem
+        return {"k": problem.has_token_k_descale, "v": problem.has_token_v_descale}.get(side, False)
 
     def address(self, argument: str, name: str) -> Iterator[Expectation]:
         """The address of a tensor; null where there is none."""
@@ -231,7 +248,9 @@ def _by_name(facts: _Facts) -> Iterator[Expectation]:
     for side in ("q", "k", "v"):
         # Without a scale of the caller's there is one of the launcher's.
         if facts.has(f"{side}_descale"):
-            names = f"{side}_descale", f"ptr_{side}_descale"
+            names: tuple[str, ...] = (f"{side}_descale", f"ptr_{side}_descale")
+            if facts.has_token_descale(side):
+                names = (f"{side}_token_descales",)
             addresses |= dict.fromkeys(names, f"{side}_descale")
     if facts.is_group:
         addresses |= {name: name for name in _SUMS}
@@ -346,6 +365,11 @@ def _keys(facts: _Facts) -> Numbers:
         numbers["p_descale_of_query_heads"] = is_wide, shared
     for side in ("q", "k", "v"):
         batch, head = getattr(problem, f"{side}_descale") or (0, 0)
+        if facts.has_token_descale(side):
+            # Packed ones have no batch.
+            strides = (0, *facts.tensor(f"{side}_descale").strides)[-4:-1]
+            for way, stride in zip(("batch", "seq", "head"), strides, strict=True):
+                numbers[f"{side}_token_{way}"] = _FLOAT_BYTES * stride, f"{side}_descale's stride"
         for names, stride in (
             ((f"{side}_descale_batch", f"s_descale_{side}_Bs"), batch),
             ((f"{side}_descale_head", f"s_descale_{side}_Hs"), head),
@@ -353,7 +377,7 @@ def _keys(facts: _Facts) -> Numbers:
             numbers |= dict.fromkeys(names, (_FLOAT_BYTES * stride, f"{side}_descale's stride"))
     if problem.is_paged:
         k, v, table = (facts.tensor(name) for name in ("k", "v", "block_table"))
-        numbers["page_size.divisor"] = k.shape[1], "keys of a page"
+        numbers["page_size.divisor"] = problem.seqlen_k, "keys of a page"
         numbers["num_pages"] = k.shape[0], "pages"
         if table.shape[0] > 1:
             numbers["block_table_batch"] = table.strides[0], "the table's stride"

@@ -1,15 +1,17 @@
 """Calls for compiled kernels, drawn as a whole, on the emulator and against float64."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from closeness import assert_close
+from descaled_calls import scaled, scales_of_tokens
 from inputs import LAYOUTS, lay_out
 from packed_calls import Sequences
+from packed_pages import packed_keys, packed_values
 from score_features import FEATURES, Options, Shape, options_of
 from torch import Tensor
 from untyped import fmha_fwd
@@ -37,7 +39,7 @@ MASKS: tuple[int | str, ...] = (0, 1, 2, "b:0,0", "b:3,2", "b:40,0", "b:-1,7", "
 HEADS = ((1, 1), (3, 3), (4, 2), (5, 1))
 # Those of a latent, and what is made in slices.
 WIDE_HDIMS = (257, 300, 512, 571, 576)
-SCALES = ("one", "each sequence and key head", "each head")
+SCALES = ("one", "each sequence and key head", "each head", "each token")
 MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
 
 
@@ -189,7 +191,7 @@ def inputs_of(call: CompiledCall, rng: torch.Generator) -> Inputs:
             strict=True,
         )
     )
-    options, groups, reference = _options(call, shape), {}, attention
+    options, groups, reference = _options(call, shape, {"q": q, "k": k, "v": v}), {}, attention
     if call.is_group:
         groups = sequences.groups | {"max_seqlen_k": max(of_k)}
         if shape.one_of(2):
@@ -214,13 +216,21 @@ def check(call: CompiledCall, rng: torch.Generator) -> None:
         **given.sequences,
         **given.options,
     )
-    expected = given.reference(q, k, v, **given.options)
-    # A bound is asked for: the largest scale of a tensor serves all of it.
-    scaled = (
-        x.double() * given.options.get(f"{name}_descale", torch.ones(1)).max().double()
-        for name, x in zip("qkv", (q, k, v), strict=True)
-    )
-    assert_near(actual, expected, *scaled, given.options, call.out_dtype)
+    check_call(call, given, actual)
+
+
+def check_call(call: CompiledCall, given: Inputs, actual: Result) -> None:
+    """Compare a call's out and lse with float64.
+
+    Probabilities times the scales of tokens are rounded to bf16 where fp16 lacks the range.
+    """
+    tensors = given.q, given.k, given.v
+    dtype = call.out_dtype
+    if call.scales == "each token" and dtype == torch.float16:
+        dtype = torch.bfloat16
+        actual = actual[0].to(dtype), actual[1]
+    expected = given.reference(*tensors, **given.options)
+    assert_near(actual, expected, *scaled(tensors, given.options), given.options, dtype)
 
 
 def run(
@@ -247,7 +257,9 @@ def check_pages(
     *,
     dtype: torch.dtype = torch.bfloat16,
     features: tuple[str, ...] = (),
+    scales: str = "",
     is_v_column_major: bool = False,
+    is_packed: bool = False,
 ) -> None:
     """The same for pages in any order, used by several sequences, beside which other keys lie."""
     lengths_q, lengths_k = [1, 33, 0, 5], [70, 0, 20, 33]
@@ -260,19 +272,31 @@ def check_pages(
     k, v = (_random(shape, dtype, most + 3, heads_k, page_size, n).transpose(1, 2) for n in hdims)
     table = torch.randint(most + 3, (batch, most + 2), generator=rng, dtype=torch.int32)
     options = options_of(features, shape)
-    if dtype == torch.int8:
-        options["softmax_scale"] = 0.003
+    packed = [unpaged(x, table, lengths_k) for x in (k, v)]
+    bounds, of_packed = (q, *packed), dict(options)
+    if scales == "each token":
+        for name, x in (("k_descale", k), ("v_descale", v)):
+            options[name] = scales_of_tokens(rng, x)
+            of_packed[name] = unpaged(options[name], table, lengths_k)
+        bounds = scaled(bounds, of_packed)
+    elif dtype == torch.int8:
+        options["softmax_scale"] = of_packed["softmax_scale"] = 0.003
+    given = k, column_major(v) if is_v_column_major else v
+    if is_packed:
+        given = packed_keys(k), packed_values(v)
     actual = run(
-        *(arch, q, k, column_major(v) if is_v_column_major else v),
+        *(arch, q, *given),
         block_table=table,
         num_splits=shape.one_of(4),
         max_seqlen_k=max(lengths_k),
         **sequences.groups,
         **options,
     )
-    packed = [unpaged(x, table, lengths_k) for x in (k, v)]
-    expected = attention_packed(q, *packed, *sequences.spans, **options)
-    assert_near(actual, expected, q, *packed, options, kept)
+    expected = attention_packed(q, *packed, *sequences.spans, **of_packed)
+    if "v_descale" in of_packed:  # as in check_call
+        kept = torch.bfloat16
+        actual = actual[0].to(kept), actual[1]
+    assert_near(actual, expected, *bounds, of_packed, kept)
 
 
 def assert_near(
@@ -323,13 +347,13 @@ def _random(shape: Shape, dtype: torch.dtype, *sizes: int) -> Tensor:
     return shape.randn(*sizes).to(dtype)
 
 
-def _options(call: CompiledCall, shape: Shape) -> Options:
+def _options(call: CompiledCall, shape: Shape, qkv: Mapping[str, Tensor]) -> Options:
     options = {"mask": call.mask} | options_of(call.features, shape)
     dtypes = dict(zip("qkv", (call.dtype, *(2 * (call.kv_dtype or call.dtype,))), strict=True))
     if call.scales:
         for name, dtype in dtypes.items():
             if dtype in ("fp8", "int8"):
-                options[f"{name}_descale"] = _scale(call, name, dtype, shape)
+                options[f"{name}_descale"] = _scale(call, name, qkv[name], shape)
     else:  # integers are not to make the softmax one key's
         options["softmax_scale"] = call.hdims[0] ** -0.5
         for name in "qk":
@@ -337,17 +361,19 @@ def _options(call: CompiledCall, shape: Shape) -> Options:
     return options
 
 
-def _scale(call: CompiledCall, name: str, dtype: str, shape: Shape) -> Tensor:
+def _scale(call: CompiledCall, name: str, of: Tensor, shape: Shape) -> Tensor:
     """Such that numbers are about as large as normal ones.
 
     Elements are not side by side, and as far apart as those of no other tensor's.
     """
+    if call.scales == "each token" and name != "q":
+        return scales_of_tokens(shape.rng, of)
     heads_q, heads_k = call.heads
     sizes = {
-        "one": (1,),
+        **dict.fromkeys(("one", "each token"), (1,)),
         "each sequence and key head": (shape.batch, heads_k),
         "each head": (heads_q if name == "q" else heads_k,),
     }[call.scales]
     room = 2 + "qkv".index(name)
     scale = torch.rand(*sizes, room, generator=shape.rng).add_(0.5)[..., 0]
-    return scale.div_(64) if dtype == "int8" else scale
+    return scale.div_(64) if of.dtype == torch.int8 else scale

@@ -14,6 +14,7 @@ from compiled_calls import (
     CompiledCall,
     assert_near,
     assert_nothing_is_spilled,
+    check_call,
     draw,
     inputs_of,
     run,
@@ -102,21 +103,19 @@ def test_drawn_calls(rng, number):
         table = torch.randperm(len(lengths) * most, generator=rng).view(-1, most).int()
         keys = k, v = (in_pages(rng, x, lengths, table, page_size) for x in keys)
         more["block_table"] = table
+        if call.scales == "each token":
+            names = ("k_descale", "v_descale")
+            more |= {x: in_pages(rng, given.options[x], lengths, table, page_size) for x in names}
     # Nobody tells how long the sequences of a pack are: they count as equally long.
     queries = -(-q.shape[-3] // (len(call.lengths) if call.is_group else 1))
     rows = queries * call.heads[0] // call.heads[1]
     if rows <= _MOST_ROWS and all(x.numel() for x in (q, k, v)):
-        assert "_decode" in kernel_of(call.arch, q, k, v, **given.options, **more)
+        assert "_decode" in kernel_of(call.arch, q, k, v, **(given.options | more))
     out = None if call.is_group and call.gap else given.out
     actual = run(
-        *(call.arch, q, k, v), out=out, random_order=call.random_order, **given.options, **more
+        *(call.arch, q, k, v), out=out, random_order=call.random_order, **(given.options | more)
     )
-    expected = given.reference(given.q, given.k, given.v, **given.options)
-    scaled = (
-        x.double() * given.options.get(f"{name}_descale", torch.ones(1)).max().double()
-        for name, x in zip("qkv", (given.q, given.k, given.v), strict=True)
-    )
-    assert_near(actual, expected, *scaled, given.options, call.out_dtype)
+    check_call(call, given, actual)
 
 
 @pytest.mark.parametrize(("heads", "hdim"), [(16, 64), (40, 72)])
@@ -176,21 +175,25 @@ def test_one_split_depends_on_nothing_else(rng, arch, page_size):
 
 
 @pytest.mark.sample(
-    ("arch", "dtypes", "hdim", "blocks", "access", "is_masked", "has_features"),
+    ("arch", "dtypes", "hdim", "blocks", "access", "is_masked", "has_features", "has_tokens"),
     [
-        (arch, dtypes, hdim, blocks, access, is_masked, has_features)
+        (arch, dtypes, hdim, blocks, access, is_masked, has_features, has_tokens)
         for arch in ARCHS
         for dtypes in DTYPES
         for hdim in (24, 61, 64, 128, 256)
         for blocks in (1, 2, 4)
         if blocks * hdim <= 512
         for access in get_args(Access)
+        if access != "packed_pages" or hdim % 16 == 0
         for is_masked in (False, True)
         for has_features in (False, True)
+        for has_tokens in ((False, True) if "8" in dtypes[1] else (False,))
     ],
     3,
 )
-def test_nothing_is_spilled(arch, dtypes, hdim, blocks, access, is_masked, has_features):
+def test_nothing_is_spilled(
+    arch, dtypes, hdim, blocks, access, is_masked, has_features, has_tokens
+):
     fp8 = str(FP8_DTYPES[arch]).removeprefix("torch.").replace("float8", "fp8")
     dtype, kv_dtype = (fp8 if name == "fp8" else name for name in dtypes)
     asked = AskedModifiers()
@@ -201,6 +204,8 @@ def test_nothing_is_spilled(arch, dtypes, hdim, blocks, access, is_masked, has_f
         ModifierTraits("compiled", asked),
         kv_dtype=kv_dtype,
         has_descales="8" in kv_dtype,
+        has_token_k_descales=has_tokens,
+        has_token_v_descales=has_tokens,
         stacks_heads=True,
         decode_blocks=blocks,
     )

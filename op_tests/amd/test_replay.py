@@ -18,6 +18,8 @@ import pytest
 import torch
 from amd_problems import AmdProblem
 from backward_calls import BackwardCall
+from descaled_calls import scales_of_tokens
+from packed_pages import packed_keys, packed_values
 from plain_backward_tree import PlainGradients, PlainOther, write_backward_tree
 from plain_tree import PLAIN_NAME, PlainKernel, UseTree, plain_listing, write_manifest, write_tree
 from untyped import fmha_bwd, fmha_fwd
@@ -131,13 +133,30 @@ def compiled(rng: torch.Generator) -> None:
     fmha_bwd(dout, q, k, v, out, lse, **options)
 
 
+def scaled(rng: torch.Generator) -> None:
+    """Keys and values of 8 bits, whose tokens have scales of their own."""
+    q, k, v = tensors(rng, (2, 1, 6, 64), *[(2, 70, 2, 64)] * 2)
+    k, v = (x.mul(9).to(torch.int8) for x in (k, v))
+    scales = {f"{name}_descale": scales_of_tokens(rng, x) for name, x in (("k", k), ("v", v))}
+    fmha_fwd(q, k, v, **scales)
+
+
+def packed(rng: torch.Generator) -> None:
+    """Packed pages, whose strides are not those of rows."""
+    q, k, v = tensors(rng, (2, 6, 64), (9, 16, 2, 64), (9, 16, 2, 40))
+    k, v = packed_keys(k), packed_values(v)
+    sums_q, sums_k = (torch.tensor(sums, dtype=torch.int32) for sums in ([0, 1, 2], [0, 40, 73]))
+    table = torch.randperm(9, generator=rng).int()[:8].view(2, 4)
+    fmha_fwd(q, k, v, cu_seqlens_q=sums_q, cu_seqlens_k=sums_k, block_table=table)
+
+
 def tensors(rng: torch.Generator, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=rng).to(torch.bfloat16) for shape in shapes]
 
 
 @pytest.mark.parametrize(
     ("call", "kernels"),
-    [(ready, [1, 3, 3]), (split, [2]), (compiled, [1, 2])],
+    [(ready, [1, 3, 3]), (split, [2]), (compiled, [1, 2]), (scaled, [1]), (packed, [1])],
     ids=lambda x: str(x)[:16],
 )
 def test_what_is_right_is_found_to_be(rng, recorded, call, kernels):
@@ -312,6 +331,17 @@ def test_every_address_and_stride_of_a_call_is_looked_at(rng, recorded):
             named = {name for name in kernel.values() if re.fullmatch(tensors, name)}
             assert len(named) >= 16
             assert named <= {each.argument for each in expectations(record, kernel)}
+
+
+def test_scales_of_tokens_are_looked_at(rng, recorded):
+    with emulate("gfx950"):
+        scaled(rng)
+    (folder,) = recorded()
+    record = read_record(folder)
+    (kernel,) = record.kernels
+    named = {name for name in kernel.values() if "_token_" in name}
+    assert len(named) == 8
+    assert named <= {each.argument for each in expectations(record, kernel)}
 
 
 def test_the_grid_of_every_kernel_of_splits_is_looked_at(rng, recorded):

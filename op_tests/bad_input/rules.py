@@ -115,6 +115,9 @@ def _is_descale(name: str, of: Any, call: Arguments) -> bool:
         return False
     ends = call["cu_seqlens_q"]
     batch = len(ends) - 1 if isinstance(ends, Tensor) and ends.dim() else of.shape[0]
+    of_tokens = (*of.shape[:-1], 1)
+    if name in ("k_descale", "v_descale") and x.shape == of_tokens:
+        return name == "k_descale" or call["p_descale"] is None
     return x.shape in ((1,), (of.shape[-2],), (batch, k.shape[-2]))
 
 

@@ -20,6 +20,7 @@ _SAMPLE = 4  # all workgroups have the same to do
 _STREAMED, _STREAMED_FROM = 90, 32 << 20
 _READ = 1.05
 _PAGES = {1: 1.25, 16: 1.05, 32: 1.05, 64: 1.05, 128: 1.05, 256: 1.05, 1024: 1.05}
+_PACKED_PAGES = (16, 64, 1024)
 _SHAPES = ((1, 8192), (1, 32768), (8, 4096), (16, 4096), (64, 4096))  # batch and keys
 # Of pull request 2040 of facebookexperimental/triton, gfx950: batch, keys, and the microseconds of
 # the quicker one of Triton and AITER. Its benchmark has these heads, hdim 64 and pages of 16.
@@ -38,6 +39,7 @@ class DecodeCall:
         kv_dtype: of keys and values; those of queries are the same, but for int8.
         queries: of each sequence, which see the keys up to their own.
         page_size: keys of a page, whose order is a random one; None where they are dense.
+        is_packed: whether pages are AITER's packed ones.
     """
 
     chip: str
@@ -48,10 +50,12 @@ class DecodeCall:
     queries: int = 1
     kv_dtype: str = "bf16"
     page_size: int | None = None
+    is_packed: bool = False
 
     def __str__(self) -> str:
         of_queries = f", {self.queries} queries" if self.queries > 1 else ""
-        of_pages = f", pages of {self.page_size}" if self.page_size else ""
+        packed = "packed " if self.is_packed else ""
+        of_pages = f", {packed}pages of {self.page_size}" if self.page_size else ""
         heads = "/".join(map(str, self.heads))
         return (
             f"{self.chip} {self.kv_dtype} hdim {self.hdim}, heads {heads}, "
@@ -96,6 +100,12 @@ class DecodeCall:
         if self.page_size is not None:
             q = q.flatten(0, 1)
             rows = (self.batch * -(-self.seqlen_k // self.page_size), self.page_size)
+        if self.is_packed:
+            assert self.page_size is not None
+            x = 16 // kv_dtype.itemsize
+            pages = rows[0], heads_k
+            k = aligned(kv_dtype, *pages, self.hdim // x, self.page_size, x)
+            return q, k, aligned(kv_dtype, *pages, self.page_size // x, self.hdim, x)
         k, v = (aligned(kv_dtype, *rows, heads_k, self.hdim) for _ in range(2))
         return q, k, v
 
@@ -164,7 +174,12 @@ def _add_pages(report: Report, dense: DecodeCall, quick: bool, progress: Progres
     for kv_dtype in ("bf16",) if quick else ("bf16", "fp8", "int8"):
         call = replace(dense, kv_dtype=kv_dtype)
         seconds = call.seconds(progress)
-        for page_size, bar in list(_PAGES.items())[:1] if quick else _PAGES.items():
-            paged = replace(call, page_size=page_size)
+        paged_calls = [(replace(call, page_size=size), bar) for size, bar in _PAGES.items()]
+        paged_calls += [
+            (replace(paged, is_packed=True), bar)
+            for paged, bar in paged_calls
+            if paged.page_size in _PACKED_PAGES
+        ]
+        for paged, bar in paged_calls[:1] if quick else paged_calls:
             over_dense = paged.seconds(progress) / seconds
             report.at_most(f"time over dense keys, {paged}", over_dense, bar, "x")

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...problem.arguments import is_of_tokens
 from .ops import BACKWARD_NAMES, NAMES, NAMES_WITH_OUT, library
 
 _ROWS = ("dout", "q", "k", "v", "out", "lse", "dlse")
 _BY_BATCH_OR_NOT = ("alibi_slopes", "q_descale", "k_descale", "v_descale", "p_descale")
 _SAME_FOR_ALL = ("sink", "q_descale", "k_descale", "v_descale", "p_descale")
+_SCALES_OF_TOKENS = ("k_descale", "v_descale")
 _ONE_BY_ONE = ("cu_seqlens_q", "block_table", "with_dbias", "with_dsink", "dropout_p")
 
 
@@ -58,7 +60,10 @@ class _Examples(NamedTuple):
     def in_one_batch(self) -> tuple[Any, ...]:
         """The arguments of one call with all examples."""
         batch = self._first("q").shape[1]
-        changed = {name: _joined(self._first(name)) for name in _ROWS if name in self.dims}
+        rows_too = [name for name in _SCALES_OF_TOKENS if is_of_tokens(self.flat.get(name))]
+        changed = {
+            name: _joined(self._first(name)) for name in (*_ROWS, *rows_too) if name in self.dims
+        }
         for name in _BY_BATCH_OR_NOT:
             x = self.flat.get(name)
             if x is not None and (self.dims[name] is not None or x.dim() == 2):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...problem.mask import Mask
+from ...problem.packed_pages import shape_of_keys
 from ...problem.torch_parts import dispatch_modes
 from .ops import BACKWARD_NAMES, NAMES, NAMES_WITH_OUT, mask_of
 
@@ -80,7 +81,9 @@ def _lengths(flat: dict[str, Any]) -> list[tuple[int, int]]:
         of_q, of_k = (x.diff().tolist() for x in (sums_q, sums_k))
         return list(zip(of_q, of_k, strict=True))
     table = flat.get("block_table")
-    longest_k = k.shape[0] // max(batch, 1) if table is None else table.shape[1] * k.shape[1]
+    longest_k = k.shape[0] // max(batch, 1)
+    if table is not None:
+        longest_k = table.shape[1] * shape_of_keys(k)[1]
     return [(q.shape[0] // max(batch, 1), longest_k)] * batch
 
 

@@ -42,7 +42,7 @@ def decode_blocks_of(
         widest <= _MOST_HDIM
         and DTYPE_BYTES[problem.dtype] <= 2
         and not (modifiers.bias or problem.dropout_p or problem.has_p_descale)
-        and not problem.has_column_major_v
+        and (problem.has_packed_pages or not problem.has_column_major_v)
         and not problem.has_split_results
         and not problem.is_empty
     )

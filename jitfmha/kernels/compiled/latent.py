@@ -50,7 +50,8 @@ def row_blocks_of(problem: Problem, are_heads_stacked: bool) -> int | None:
         and problem.dtype in _DTYPES
         and problem.modifiers == AskedModifiers()
         and problem.dropout_p == 0
-        and not problem.has_split_results
+        and not (problem.has_split_results or problem.has_token_k_descale)
+        and not problem.has_token_v_descale
     )
     if not is_served:
         return None

@@ -12,7 +12,14 @@ from ...problem.problem import check_pages
 from ..launcher import TENSORS, AmdLaunch
 from ..modifiers import address, read_tensors
 from ..ready.key_split import Splits
-from .modifiers import NO_PARTS, packed_modifiers, packed_p_descale, packed_parts
+from .modifiers import (
+    NO_PARTS,
+    NO_TOKENS,
+    packed_modifiers,
+    packed_p_descale,
+    packed_parts,
+    packed_tokens,
+)
 from .split_choice import SplitChoice
 
 _WORD = (1 << 32) - 1
@@ -26,8 +33,8 @@ class NumberModifiers(NamedTuple):
     Attributes:
         constants: the numbers among the modifiers.
         columns: slices of the output's, and bytes between those of v.
-        packed: all of it, for calls without tensors that modify scores, pages, a scale of
-            probabilities, or results of splits that are wanted.
+        packed: all of it, for calls without tensors that modify scores, pages, scales of
+            probabilities or tokens, or results of splits that are wanted.
     """
 
     constants: tuple[float, ...]
@@ -36,7 +43,7 @@ class NumberModifiers(NamedTuple):
 
     @classmethod
     def of(cls, constants: tuple[float, ...], columns: tuple[int, int]) -> NumberModifiers:
-        beside = *packed_p_descale(None), *columns, *NO_PARTS
+        beside = *packed_p_descale(None), *columns, *NO_PARTS, *NO_TOKENS
         return cls(constants, columns, packed_modifiers(None, None, _NO_PAGES, constants, beside))
 
 
@@ -79,6 +86,7 @@ class ForwardLaunch(NamedTuple):
         if workspace_floats:
             workspace = q.new_empty(workspace_floats, dtype=torch.float32)
         scales = descales or _NO_DESCALES
+        tokens = NO_TOKENS if descales is None else packed_tokens(descales)
         addresses = _pack_tensors(
             q.data_ptr(),
             k.data_ptr(),
@@ -91,8 +99,9 @@ class ForwardLaunch(NamedTuple):
             padded_q,
             padded_k,
             0 if descales is None else address(scales[0]),
-            0 if descales is None else address(scales[1]),
-            0 if descales is None else address(scales[2]),
+            # Those of tokens are elsewhere.
+            0 if descales is None or tokens[0] else address(scales[1]),
+            0 if descales is None or tokens[4] else address(scales[2]),
             max_seqlen_q,
             num_splits,
             kernel.current_stream(kernel.device_index),
@@ -103,11 +112,12 @@ class ForwardLaunch(NamedTuple):
         parts = packed_parts(keys)
         given_modifiers = self.modifiers
         has_numbers_alone = modifiers is None and dropout is None and scales.p is None
+        has_numbers_alone &= tokens is NO_TOKENS
         if has_numbers_alone and table is None and parts is NO_PARTS:
             modifying = given_modifiers.packed
         else:
             pages = self._packed_pages(table, k)
-            beside = *packed_p_descale(scales.p), *given_modifiers.columns, *parts
+            beside = *packed_p_descale(scales.p), *given_modifiers.columns, *parts, *tokens
             modifying = packed_modifiers(
                 modifiers, dropout, pages, given_modifiers.constants, beside
             )

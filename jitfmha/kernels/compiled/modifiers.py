@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...amd.kernel_arguments import MODIFIERS, WINDOW
-from ...problem.arguments import Dropout, KeyOptions
+from ...problem.arguments import Descales, Dropout, KeyOptions, is_of_tokens
 from ...problem.mask import Mask
 from ...problem.problem import Problem
 from ...problem.score_features import Modifiers
@@ -15,6 +15,7 @@ from ..modifiers import address, packed_dropout, packed_numbers, packed_tensors,
 _OPEN_SIDE = 1 << 30
 _LARGEST_FLOAT = 3.4028234663852886e38  # of float32
 _NO_SCALE, NO_PARTS = (0,) * 4, (0,) * 3
+NO_TOKENS = (0,) * 8
 
 
 def modifier_constants(problem: Problem) -> tuple[float, ...]:
@@ -44,7 +45,7 @@ def packed_modifiers(
     """``MODIFIERS`` of one call.
 
     ``pages``, ``constants`` and ``beside``, the scale of probabilities, the columns of values and
-    output, and the results of splits, are what it has of these, in order.
+    output, the results of splits, and the scales of tokens, are what it has of these, in order.
     """
     bias = None if modifiers is None else modifiers.bias
     return MODIFIERS.packer.pack(
@@ -59,7 +60,7 @@ def packed_modifiers(
 
 def values_beside(v_column: int) -> tuple[int, ...]:
     """What backward has of it: the bytes between columns of values."""
-    return *_NO_SCALE, 1, v_column, *NO_PARTS
+    return *_NO_SCALE, 1, v_column, *NO_PARTS, *NO_TOKENS
 
 
 def packed_p_descale(p_descale: Tensor | None) -> tuple[int, ...]:
@@ -70,6 +71,18 @@ def packed_p_descale(p_descale: Tensor | None) -> tuple[int, ...]:
     strides = [0 if size == 1 else stride * p_descale.element_size() for size, stride in sizes]
     batch, head = (0, *strides)[-2:]
     return p_descale.dim() == 1, p_descale.data_ptr(), batch, head
+
+
+def packed_tokens(descales: Descales) -> tuple[int, ...]:
+    """Where the scales of tokens of k and v are, and their strides in bytes."""
+    packed: tuple[int, ...] = ()
+    for x in (descales.k, descales.v):
+        if is_of_tokens(x):
+            *batch, seq, head, _ = (stride * x.element_size() for stride in x.stride())
+            packed += (x.data_ptr(), *(batch or (0,)), seq, head)
+        else:
+            packed += _NO_SCALE
+    return NO_TOKENS if packed == NO_TOKENS else packed
 
 
 def packed_parts(keys: KeyOptions | None) -> tuple[int, int, int]:

@@ -33,10 +33,12 @@ SERVES = (
         Feature.INT8_PROBABILITIES,
         Feature.DESCALES,
         Feature.QUERY_HEAD_DESCALES,
+        Feature.TOKEN_DESCALES,
         Feature.COLUMN_MAJOR_V,
         Feature.WINDOW_MASK,
         Feature.DROPOUT,
         Feature.PAGED_KEYS,
+        Feature.PACKED_PAGES,
         Feature.NUM_SPLITS,
         Feature.SPLIT_RESULTS,
     }

@@ -24,14 +24,14 @@ from . import decode
 from .decode import decode_blocks_of, decode_tile
 from .device_spec import device_spec
 from .latent import latent_tile, made_columns, row_blocks_of
-from .tile_table import Tile
+from .tile_table import Product, Tile
 from .tiles import tile_for, tile_table, waves_in_cpp
 from .turns import takes_turns, turns_tile
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Access = Literal["near", "far", "paged", "wide_pages"]
+Access = Literal["near", "far", "paged", "packed_pages", "wide_pages"]
 
 _HEADERS = ("dropout.h", "elements.h", "forward_tasks.h", "row_tiles.h", "scores.h")
 _VALUES_OF_TURNS = (
@@ -180,7 +180,8 @@ class ForwardTraits(SharedTraits):
 
     Attributes:
         kv_dtype: that of keys and values.
-        has_descales: whether there are scales of 8-bit inputs.
+        has_descales: whether there are scales of 8-bit inputs, all tokens of which have the same.
+        has_token_k_descales, has_token_v_descales: whether tokens of k, and of v, have their own.
         has_int8_probabilities: whether probabilities become int8 before they meet values.
         has_column_major_v: whether keys lie side by side in v.
         leaves_parts: whether the results of splits are wanted beside that of all keys.
@@ -192,6 +193,8 @@ class ForwardTraits(SharedTraits):
 
     kv_dtype: str
     has_descales: bool = False
+    has_token_k_descales: bool = False
+    has_token_v_descales: bool = False
     has_int8_probabilities: bool = False
     has_column_major_v: bool = False
     leaves_parts: bool = False
@@ -216,6 +219,8 @@ class ForwardTraits(SharedTraits):
             has_descales=not problem.features.isdisjoint(
                 (Feature.DESCALES, Feature.INT8_PROBABILITIES)
             ),
+            has_token_k_descales=problem.has_token_k_descale,
+            has_token_v_descales=problem.has_token_v_descale,
             has_int8_probabilities=problem.has_p_descale,
             has_column_major_v=problem.has_column_major_v,
             leaves_parts=problem.has_split_results,
@@ -274,6 +279,8 @@ class ForwardTraits(SharedTraits):
         of_keys = (
             "int8kv" if self.kv_dtype != self.dtype else "",
             "descales" if self.has_descales else "",
+            "token_k" if self.has_token_k_descales else "",
+            "token_v" if self.has_token_v_descales else "",
             "int8p" if self.has_int8_probabilities else "",
             "column_major_v" if self.has_column_major_v else "",
             "parts" if self.leaves_parts else "",
@@ -333,6 +340,8 @@ def access_of(problem: Problem, tile: Tile) -> Access:
     """How keys and values are reached; far ones are more than a buffer's offsets apart."""
     stride = max(problem.k.seq, problem.v.seq) * element_bytes(problem).kv
     is_far = stride >= far_stride_bytes(tile)
+    if problem.has_packed_pages:
+        return "packed_pages"
     if problem.is_paged:
         # Biases and dropout need the scalar registers that a wave's page would take.
         # And streamed rows are loaded by lanes that have rows of several pages.
@@ -419,7 +428,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         "stacks_heads": cpp_bool(traits.stacks_heads),
         "query_element": of_queries.element,
         "out_element": of_output.element,
-        "dtype": of_queries.products,
+        "dtype": _product_of_values(of_queries.products, traits),
         "descales": cpp_bool(traits.has_descales),
         **traits.template_values(),
     }
@@ -449,6 +458,12 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
             "leaves_parts": cpp_bool(traits.leaves_parts),
             "streams": cpp_bool(traits.streams),
         }
+    if not traits.row_blocks:
+        headers = *headers, "token_scales.h"
+        values |= {
+            "token_k_descales": cpp_bool(traits.has_token_k_descales),
+            "token_v_descales": cpp_bool(traits.has_token_v_descales),
+        }
     why = traits.why_built("call")
     return device_spec(
         *(traits.name, traits.arch, traits.template, values, headers, why),
@@ -456,6 +471,11 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         streams=traits.streams,
         takes_turns=traits.takes_turns,
     )
+
+
+def _product_of_values(product: Product, traits: ForwardTraits) -> Product:
+    """What probabilities become: times the scales of tokens they leave the range of fp16."""
+    return "BF16" if traits.has_token_v_descales and product == "FP16" else product
 
 
 def _packs_floats(traits: ForwardTraits) -> bool:
