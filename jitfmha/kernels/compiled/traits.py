@@ -181,6 +181,7 @@ class ForwardTraits(SharedTraits):
         stacks_heads: whether the query heads that share a key head are rows of the same tiles.
         row_blocks: where values are the first columns of keys: the rows of a workgroup, in blocks.
         decode_blocks: of other calls with few rows: the same.
+        lists_work: whether workgroups are persistent, and what they do is listed on the device.
     """
 
     kv_dtype: str
@@ -191,13 +192,15 @@ class ForwardTraits(SharedTraits):
     stacks_heads: bool = False
     row_blocks: int | None = None
     decode_blocks: int | None = None
+    lists_work: bool = False
 
     @classmethod
-    def of(cls, problem: Problem, arch: Arch) -> ForwardTraits:
+    def of(cls, problem: Problem, arch: Arch, *, lists_work: bool = False) -> ForwardTraits:
         """What a problem asks for; there has to be a tile with room for it."""
         tile = forward_tile(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
-        are_heads_stacked = stacks_heads(problem, tile)
-        row_blocks, decode_blocks = blocks_of(problem, are_heads_stacked)
+        are_heads_stacked = stacks_heads(problem, tile, are_uneven=lists_work)
+        blocks = (None, None) if lists_work else blocks_of(problem, are_heads_stacked)
+        row_blocks, decode_blocks = blocks
         return cls._of(
             problem,
             arch,
@@ -213,6 +216,7 @@ class ForwardTraits(SharedTraits):
             stacks_heads=are_heads_stacked,
             row_blocks=row_blocks,
             decode_blocks=decode_blocks,
+            lists_work=lists_work,
         )
 
     @property
@@ -268,6 +272,7 @@ class ForwardTraits(SharedTraits):
             "stacked" if self.stacks_heads else "",
             f"latent{self.row_blocks}" if self.row_blocks else "",
             f"decode{self.decode_blocks}" if self.decode_blocks else "",
+            "listed" if self.lists_work else "",
         )
         return self._name("fwd", of_keys, of_queries)
 
@@ -275,6 +280,11 @@ class ForwardTraits(SharedTraits):
     def combine_name(self) -> str:
         """The name of the kernel that makes the output where keys are split."""
         return f"{self.name}_combine"
+
+    @property
+    def list_name(self) -> str:
+        """The name of the kernel that lists the work of persistent workgroups."""
+        return f"{self.name}_list"
 
     def row(self) -> KernelRow:
         return self.row_of(self.name)._replace(
@@ -321,13 +331,15 @@ def access_of(problem: Problem, tile: Tile) -> Access:
     return "far" if is_far else "near"
 
 
-def stacks_heads(problem: Problem, tile: Tile) -> bool:
+def stacks_heads(problem: Problem, tile: Tile, *, are_uneven: bool = False) -> bool:
     """Whether the query heads that share a key head are rows of the same tiles.
 
     That reads keys and values once for all of them, and pays where a tile of one head's queries
-    would be half empty. The lengths of gm1's sequences are on the GPU: they count as equally long.
+    would be half empty. The lengths of gm1's sequences are on the GPU: they count as equally long,
+    or some of them as short where they ``are_uneven``.
     """
-    if problem.is_empty or problem.seqlen_q > _most_stacked_queries(problem, tile):
+    most_queries = _most_stacked_queries(problem, tile)
+    if problem.is_empty or (problem.seqlen_q > most_queries and not (are_uneven and most_queries)):
         return False
     bytes_of = element_bytes(problem)
     stride = max(problem.q.head * bytes_of.q, problem.out.head * bytes_of.out)
@@ -403,7 +415,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         headers = *_HEADERS, "sixteen_rows.h"
         values |= {"key_element": of_keys.element, "score_dtype": of_queries.scores}
     elif not traits.row_blocks:
-        headers = *_HEADERS, "bias_tiles.h", "streamed_rows.h"
+        headers = *_HEADERS, "bias_tiles.h", "streamed_rows.h", "work_list.h"
         values |= {
             "slices": traits.slices,
             "columns": traits.columns,
@@ -417,6 +429,8 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
             "column_major_v": cpp_bool(traits.has_column_major_v),
             "leaves_parts": cpp_bool(traits.leaves_parts),
             "streams": cpp_bool(traits.streams),
+            "lists_work": cpp_bool(traits.lists_work),
+            "list_kernel": traits.list_name,
         }
     why = traits.why_built("call")
     return device_spec(
