@@ -338,8 +338,10 @@ def stacks_heads(problem: Problem, tile: Tile, *, are_uneven: bool = False) -> b
     would be half empty. The lengths of gm1's sequences are on the GPU: they count as equally long,
     or some of them as short where they ``are_uneven``.
     """
+    if problem.is_empty:
+        return False
     most_queries = _most_stacked_queries(problem, tile)
-    if problem.is_empty or (problem.seqlen_q > most_queries and not (are_uneven and most_queries)):
+    if problem.seqlen_q > most_queries and not (are_uneven and most_queries > 0):
         return False
     bytes_of = element_bytes(problem)
     stride = max(problem.q.head * bytes_of.q, problem.out.head * bytes_of.out)
