@@ -13,16 +13,17 @@
 
 // The threads that list the work, and what LDS has room for. The host looks for that, too.
 constexpr int kListThreads = 1024, kMostSequences = 1024, kMostBlocks = 8192;
-// A part of a block has so many key tiles at least: fewer would cost more than they save. A share
-// that would begin within half as many of a block's end begins there.
-constexpr int kLeastKeyTiles = 4, kNearKeyTiles = kLeastKeyTiles / 2;
+// A part of a block has so many key tiles at least, and a share takes as long as so many. A share
+// that would begin nearer to a block's end begins there.
+constexpr int kLeastKeyTiles = 2, kLeastShareTiles = 6, kNearKeyTiles = 1;
+static_assert(kLeastShareTiles >= kLeastKeyTiles + kNearKeyTiles);  // between two cuts
 // What blocks take may add up to what 32 bits hold. Longer ones count as no longer.
 constexpr unsigned kMostOfBlock = ~0u / kMostBlocks;
 
 struct ListLds {
   int first_block[kMostSequences];  // of each sequence
   int queries[kMostSequences], keys[kMostSequences];
-  unsigned begin[kMostBlocks + 1];  // what all blocks before take
+  unsigned begin[kMostBlocks + 1];   // what all blocks before take
   unsigned char waves[kMostBlocks];  // that have rows
   unsigned of_waves[kListThreads / 64];
 };
@@ -149,7 +150,7 @@ __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds
   barrier();
   const int heads = a.heads.divisor;
   const unsigned long all = static_cast<unsigned long>(of_head) * heads;
-  const unsigned long least = of_block(costs, kWaves) + kLeastKeyTiles * costs.key_tile;
+  const unsigned long least = kLeastShareTiles * costs.key_tile;
   unsigned long share = (all + list.workgroups - 1) / list.workgroups;
   if (share < least) share = least;
   for (unsigned number = thread; number <= list.workgroups; number += kListThreads) {
@@ -239,8 +240,8 @@ __device__ inline Task task_of_cut(const CompiledArguments& arguments, unsigned 
   const int number = id / workgroups + 1;
   const ShareBegin cut = share_begin(arguments.list, number);
   if (cut.key_tile == 0 || cut.first_cut != number) return {};
-  Task task = task_of_part(arguments, cut.head, row_block(arguments.list, cut.block),
-                           id % workgroups);
+  Task task =
+      task_of_part(arguments, cut.head, row_block(arguments.list, cut.block), id % workgroups);
   task.num_splits.divisor = cut.last_cut - cut.first_cut + 2;
   task.results = results_of_cut(arguments.attention, number);
   return task;

@@ -43,7 +43,7 @@ _THOUSANDS = 4000
 _LENGTHS_Q = (0, 1, 1, 1, 2, 8, 31, 33, 127, 129)
 _LENGTHS_K = (0, 1, 5, 31, 33, 65, 100, 200, 300, 500)
 _WORKGROUPS = (2, 3, 7, 16, None)  # None: as many as the GPU runs
-_LEAST_TILES, _TILE_KEYS, _TILE_ROWS = 4, 32, 128
+_LEAST_TILES, _TILE_KEYS, _TILE_ROWS = 2, 32, 128
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,9 @@ _WAVE_ROWS = 32
 # What a block takes beside its key tiles of which one wave alone has rows, over one of which all
 # have: by the cost model.
 _ONE_WAVE = 0.45
+# How many times as long as a workgroup with one block alone takes beside its key tiles a persistent
+# one takes for each of its blocks: by the cost model 1.2 to 1.3.
+_ONCE = 1.25
 # What it takes to list the work, and to make the output of blocks that are cut: by the cost model
 # 5 to 6 us and 5 to 9 us, on any chip.
 LISTING_SECONDS = 2 * LAUNCH_GAP_SECONDS + 5.5e-6 + 7e-6
@@ -84,7 +87,7 @@ def _costs(problem: Problem, target: AmdTarget, row: KernelRow) -> tuple[int, in
     is_masked = not problem.mask.is_none
     *_, cycles = kernel_cycles(target.arch, "compiled", "forward", dtype, hdims, is_masked)
     shared = min(row.workgroups_of_unit, cycles.most_shared) - 1
-    once, tile = cycles.once[shared], cycles.of_row[shared] * row.ts_kv
+    once, tile = _ONCE * cycles.once[shared], cycles.of_row[shared] * row.ts_kv
     waves = row.ts_qo // _WAVE_ROWS
     of_wave = once * (1 - _ONE_WAVE) / (waves - 1)
     block, wave, key_tile = (round(x / _UNIT) for x in (once - waves * of_wave, of_wave, tile))
