@@ -116,6 +116,28 @@ def test_sequences_that_are_longer_than_promised(rng, arch, mask, promised):
     run_with_promise(rng, arch, (64, 40), mask, promised, lengths)
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_parts_of_many_blocks(rng, seed, monkeypatch, arch):
+    """Each share has several, and long ones belong to several shares."""
+    _take_workgroups(monkeypatch, 16)
+    lengths = ((1, 700), (140, 300), (3, 40), (1, 0), (2, 500))
+    call = draw(random.Random(seed))
+    check(
+        replace(
+            call,
+            arch=arch,
+            hdims=(64, 96),
+            heads=(8, 2),
+            is_group=True,
+            lengths=lengths,
+            mask=2,
+            layouts=("bshd",) * 4,
+            random_order=seed,
+        ),
+        rng,
+    )
+
+
 # ---- What is listed ------------------------------------------------------------------------------
 
 
