@@ -284,7 +284,8 @@ def test_nothing_is_spilled(arch, hdims, is_masked, access, modifiers, stacks_he
         ([(1, 900)] * 9 + [(200, 900)], {"num_splits": 1}, False),
         ([(20, 900)] * 9, {}, False),
         ([(200, 900)], {}, False),
-        ([(1, 9)] * 1025, {}, False),
+        ([(1, 9)] * 1023 + [(50, 9)], {}, True),
+        ([(1, 9)] * 1024 + [(50, 9)], {}, False),
         ([(1, 9)] * 99 + [(8192 * 128, 9)], {}, False),
     ],
 )
