@@ -8,6 +8,11 @@
 #include "scores.h"
 #include "workgroups.h"
 
+// Key tiles, counted among those that rows see.
+struct TileRange {
+  int begin, end;
+};
+
 // A tile of rows of one sequence and head, or of the heads that are stacked there, and a share of
 // the keys that they see.
 struct Task {
@@ -23,6 +28,7 @@ struct Task {
   int slice;            // of the columns
   Divisor num_splits;
   Global<float> results;  // of the splits of these rows; null where keys are not split
+  TileRange key_tiles;    // of persistent workgroups, whose shares are no splits
 };
 
 // One of a task's rows.
@@ -167,37 +173,48 @@ __device__ inline int tile_of(const Arguments& a, const Place& place, int rows) 
   return (kIsGroup ? tiles_of(rows, kTileRows) : static_cast<int>(a.query_tiles)) - 1 - rank;
 }
 
-// The task of a workgroup; where its sequence has no such tile, first_row is not below rows.
-// `given.share` counts the slices of all shares.
-__device__ inline Task task_of(const CompiledArguments& arguments, const Place& given) {
+// The task of a place without its results; where its sequence has no such tile, first_row is not
+// below rows. `tile_of` gives the tile, knowing how many rows there are.
+template <class TileOf>
+__device__ inline Task task_of_tile(const CompiledArguments& arguments, const Place& place,
+                                    int slice, TileOf tile_of) {
   const Arguments& a = arguments.attention;
-  const int slice = given.share % kSlices;
-  Place place = given;
-  place.share /= kSlices;
   const int stacked = kStacksHeads ? arguments.stacked.count.divisor : 1;
   Sequence sequence = sequence_of<kIsGroup>(a, place.batch);
   // The prefix sums of keys in pages are lengths alone.
   if (is_paged(kAccess)) sequence.k_start = 0;
   const int queries = computed_queries<kIsGroup>(a, sequence), rows = queries * stacked;
-  const int tile = tile_of(a, place, rows);
+  const int tile = tile_of(rows);
   const unsigned head_k = divide(place.head, a.gqa).value;
   const unsigned long line = line_of(a, place);
-  Task task = {head_of<kIsGroup>(a, place, head_k, sequence, line, queries),
-               Visibility::of(arguments.modifiers, sequence),
-               sequence,
-               place,
-               place.head * stacked,
-               static_cast<unsigned>(line) * stacked,
-               queries,
-               rows,
-               tile < 0 ? rows : tile * kTileRows,
-               a.scale_log2,
-               slice,
-               a.num_splits,
-               a.workspace};
-  if (task.results)
-    task.results +=
-        ((line * a.query_tiles + tile) * kSlices + slice) * a.num_splits.divisor * kResultFloats;
+  return {head_of<kIsGroup>(a, place, head_k, sequence, line, queries),
+          Visibility::of(arguments.modifiers, sequence),
+          sequence,
+          place,
+          place.head * stacked,
+          static_cast<unsigned>(line) * stacked,
+          queries,
+          rows,
+          tile < 0 ? rows : tile * kTileRows,
+          a.scale_log2,
+          slice,
+          a.num_splits,
+          nullptr,
+          {}};
+}
+
+// The task of a workgroup. `given.share` counts the slices of all shares.
+__device__ inline Task task_of(const CompiledArguments& arguments, const Place& given) {
+  const Arguments& a = arguments.attention;
+  const int slice = given.share % kSlices;
+  Place place = given;
+  place.share /= kSlices;
+  int tile;
+  Task task = task_of_tile(arguments, place, slice,
+                           [&](int rows) { return tile = tile_of(a, place, rows); });
+  if (a.workspace)
+    task.results = a.workspace + ((line_of(a, place) * a.query_tiles + tile) * kSlices + slice) *
+                                     a.num_splits.divisor * kResultFloats;
   return task;
 }
 

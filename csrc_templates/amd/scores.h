@@ -40,6 +40,14 @@ struct KeyTiles {
     result.count = index < longer ? least + 1 : least;
     return result;
   }
+
+  // Those from one to another.
+  __device__ KeyTiles part(int begin, int end) const {
+    KeyTiles result = *this;
+    result.first = begin;
+    result.count = end - begin;
+    return result;
+  }
 };
 
 // The keys that each query of a sequence sees.

@@ -16,6 +16,7 @@ from ..jit.shared_struct import (
     INT32,
     INT64,
     UINT32,
+    Array,
     Dialect,
     FieldType,
     Pointer,
@@ -221,9 +222,56 @@ STACKED_HEADS = SharedStruct(
     {"count": DIVISOR, **dict.fromkeys(("q_stride", "out_stride", "lse_stride"), UINT32)},
 )
 
+# What persistent workgroups do is listed on the device. All heads have the same blocks of rows, of
+# which those of one are listed: each a tile of the rows of one sequence.
+ROW_BLOCK = SharedStruct(
+    "RowBlock",
+    {
+        **dict.fromkeys(("sequence", "tile"), INT32),
+        "key_tiles": INT32,  # that its rows see
+        "is_last": INT32,  # of its head
+    },
+)
+# Where the share of a workgroup begins. Several of them may lie in one block.
+SHARE_BEGIN = SharedStruct(
+    "ShareBegin",
+    {
+        **dict.fromkeys(("head", "block"), INT32),
+        "key_tile": INT32,  # 0: the block is not cut here
+        **dict.fromkeys(("first_cut", "last_cut"), INT32),  # of all shares that begin in the block
+        "unused": Array(INT32, 3),  # so that what lies behind is aligned
+    },
+)
+# What work takes, in whatever unit.
+WORK_COSTS = SharedStruct(
+    "WorkCosts",
+    {
+        "block": UINT32,  # a block of rows, beside its key tiles
+        "wave": UINT32,  # more for each wave that has rows
+        "key_tile": UINT32,
+    },
+)
+WORK_LIST = SharedStruct(
+    "WorkList",
+    {
+        "shares": Pointer("ShareBegin"),  # of all workgroups, and the end behind them
+        "blocks": Pointer("RowBlock"),
+        "workgroups": UINT32,
+        "most_blocks": UINT32,  # that there is room for
+        "xcds": DIVISOR,  # among which neighbours in the list are not divided
+        "xcd_workgroups": UINT32,
+        "costs": WORK_COSTS,
+    },
+)
+
 COMPILED_ARGUMENTS = SharedStruct(
     "CompiledArguments",
-    {"attention": JITFMHA_ARGUMENTS, "modifiers": MODIFIERS, "stacked": STACKED_HEADS},
+    {
+        "attention": JITFMHA_ARGUMENTS,
+        "modifiers": MODIFIERS,
+        "stacked": STACKED_HEADS,
+        "list": WORK_LIST,
+    },
 )
 
 # In bytes; of the lse, its gradient and that of the bias in elements.
@@ -340,7 +388,10 @@ def backward_device_header() -> str:
 
 def compiled_structs() -> str:
     """What a compiled kernel takes, for its source, behind what ``arguments.h`` has."""
-    return _in_device_code(MODIFIERS, STACKED_HEADS, COMPILED_ARGUMENTS)
+    return _in_device_code(
+        *(MODIFIERS, STACKED_HEADS, ROW_BLOCK, SHARE_BEGIN, WORK_COSTS, WORK_LIST),
+        COMPILED_ARGUMENTS,
+    )
 
 
 def backward_structs() -> str:

@@ -111,6 +111,13 @@ class Machine(NamedTuple):
         clock = clock_of(known.name)
         return cls(target.arch, target.compute_units, xcds, bytes_per_second, clock)
 
+    def cycles_of_shares(self, cycles: float, once: float, shared: int) -> float:
+        """Of persistent workgroups that share work of so many ``cycles``, as far as it can be told.
+
+        Each begins what another one has begun, which takes ``once`` more.
+        """
+        return cycles / (self.compute_units * shared) + once
+
     def cycles_of_launch(self, sizes: Sequence[float], workgroups: int, shared: int) -> float:
         """Until the last workgroup has ended, where ``shared`` of them share a unit.
 
@@ -192,8 +199,13 @@ class ForwardEstimate:
         slices: int,
         *,
         part: Part = "forward",
+        is_shared: bool = False,
     ) -> None:
-        """Prepare for a kernel that makes the output in ``slices``; ``row`` describes it."""
+        """Prepare for a kernel that makes the output in ``slices``; ``row`` describes it.
+
+        The work ``is_shared`` among persistent workgroups, all of which have as much of it.
+        """
+        self._is_shared = is_shared
         self._machine = Machine.of(target)
         self._mask = problem.mask
         self.lengths = Lengths.of(problem)
@@ -244,7 +256,9 @@ class ForwardEstimate:
         tiles = [-(-count * self._rows_of_query // self._ts_qo) for count in queries]
         # Those of shorter sequences that have no rows are launched, too.
         launched = self._lines * max(tiles) * num_splits
-        shared = min(self.most_shared, -(-launched // machine.compute_units))
+        shared = self.most_shared
+        if not self._is_shared:
+            shared = min(shared, -(-launched // machine.compute_units))
         step = -(-sum(tiles) // MOST_TILES)
         sizes, products = [], 0.0
         for share, count, tiles_of_it in zip(lengths.keys, queries, tiles, strict=True):
@@ -253,7 +267,11 @@ class ForwardEstimate:
                 sizes.append(cycles.of_workgroup(shared, keys / num_splits))
                 products += keys / num_splits * cycles.rows
         workgroups = -(-self._lines * sum(tiles) * num_splits // len(tiles))
-        launch = machine.cycles_of_launch(sizes, workgroups, shared)
+        if self._is_shared:
+            every = workgroups / len(sizes) * sum(sizes)
+            launch = machine.cycles_of_shares(every, self._cycles[-1].once[shared - 1], shared)
+        else:
+            launch = machine.cycles_of_launch(sizes, workgroups, shared)
         products *= workgroups / len(sizes) * self._products_of_key
         compute = machine.seconds_of(launch, products)
         moved = Moved(seqlen_q * self._query_bytes, seqlen_k * self._key_bytes)

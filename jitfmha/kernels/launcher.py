@@ -32,9 +32,13 @@ from ..amd.kernel_arguments import (
     JITFMHA_ARGUMENTS,
     MODIFIERS,
     READY_BACKWARD_ARGUMENTS,
+    ROW_BLOCK,
+    SHARE_BEGIN,
     STACKED_HEADS,
     TENSOR_STRIDES,
     WINDOW,
+    WORK_COSTS,
+    WORK_LIST,
 )
 from ..amd.manifest import KernelRow
 from ..amd.runtime import HipError
@@ -196,6 +200,10 @@ class LauncherKind(NamedTuple):
             fields["slots"] = INT32  # workgroups that the device runs at a time
         if self.block == "compiled":
             fields["stacked_heads"] = INT32  # that are rows of the same tiles
+            # That lists the work of persistent workgroups; null: the others have a task each.
+            fields["list_kernel"] = Pointer("const void")
+            fields["list_workgroups"] = INT32
+            fields["list_costs"] = WORK_COSTS
         return SharedStruct("Call", fields)
 
 
@@ -208,7 +216,8 @@ _STRUCTS: Mapping[tuple[Direction, Block], tuple[SharedStruct, ...]] = {
     ("forward", "aiter"): (AITER_ARGUMENTS, *_OF_FORWARD),
     ("forward", "ready"): (DIVISOR, JITFMHA_ARGUMENTS, *_OF_FORWARD),
     ("forward", "compiled"): (
-        *(DIVISOR, JITFMHA_ARGUMENTS, MODIFIERS, STACKED_HEADS, COMPILED_ARGUMENTS),
+        *(DIVISOR, JITFMHA_ARGUMENTS, MODIFIERS, STACKED_HEADS),
+        *(ROW_BLOCK, SHARE_BEGIN, WORK_COSTS, WORK_LIST, COMPILED_ARGUMENTS),
         *_OF_FORWARD,
     ),
     ("backward", "aiter"): (
@@ -331,6 +340,20 @@ class Launcher:
         return HipError(status, text.decode(errors="replace"))
 
 
+class ListedWork(NamedTuple):
+    """What is the same for all launches of persistent workgroups.
+
+    Attributes:
+        symbol, threads: of the kernel that lists their work.
+        costs: as ``WORK_COSTS`` has them.
+    """
+
+    symbol: str
+    threads: int
+    workgroups: int
+    costs: tuple[int, int, int]
+
+
 class BoundKernel(Launcher):
     """A kernel loaded on a device, with what is the same for all calls of a kind."""
 
@@ -341,8 +364,11 @@ class BoundKernel(Launcher):
         block: Block,
         row: KernelRow,
         code_object: CodeObject,
+        listed: ListedWork | None = None,
     ) -> None:
         """Build and load the launcher and the kernel, as far as that has not been done.
+
+        Its workgroups are persistent where their work is ``listed``.
 
         Raises what ``Launcher`` and its ``load`` do.
         """
@@ -373,7 +399,17 @@ class BoundKernel(Launcher):
             "has_heads_first": row.grid == "heads_tiles_batches",
             "slots": row.workgroups_of_unit * target.compute_units,
             "stacked_heads": problem.gqa if row.stacks_heads else 1,
+            "list_kernel": 0,
+            "list_workgroups": 0,
+            "list_costs": (0, 0, 0),
         }
+        if listed is not None:
+            list_names = row.file, listed.symbol, ""
+            values |= {
+                "list_kernel": self.load(code_object.image, listed.threads, *list_names),
+                "list_workgroups": listed.workgroups,
+                "list_costs": listed.costs,
+            }
         call = self.kind.call
         self.call = bytes(call.ctype(**{name: values[name] for name in call.fields}))
 

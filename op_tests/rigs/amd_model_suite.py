@@ -24,6 +24,7 @@ from . import (
     amd_model_decode,
     amd_model_latent,
     amd_model_paged,
+    amd_model_ragged,
     amd_model_ready,
     launcher_suite,
 )
@@ -84,6 +85,7 @@ def run(quick: bool, progress: Progress) -> Report:
     amd_model_decode.add_rows(report, quick, progress)
     amd_model_paged.add_rows(report, quick, progress)
     amd_model_latent.add_rows(report, quick, progress)
+    amd_model_ragged.add_rows(report, quick, progress)
     amd_model_choice.add_rows(report, quick, progress)
     report.rows += launcher_suite.run(quick, progress).rows
     return report

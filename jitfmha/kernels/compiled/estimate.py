@@ -12,6 +12,7 @@ from ..cycles import Part
 from ..estimate import ForwardEstimate
 from .split_choice import SplitChoice
 from .traits import ForwardTraits, blocks_of, forward_tile, stacks_heads
+from .work_list import LISTING_SECONDS
 
 
 class CompiledEstimate:
@@ -29,10 +30,15 @@ class CompiledEstimate:
         """With lengths as :meth:`jitfmha.planning.plan.Plan.seconds` has them."""
         sizes = self._problem.sizes._replace(seqlen_q=seqlen_q, seqlen_k=seqlen_k)
         problem = self._problem.with_sizes(sizes)
-        stacks = stacks_heads(problem, self._tile)
-        blocks = blocks_of(problem, stacks, self._target.compute_units)
+        is_listed = self._traits.lists_work
+        stacks = stacks_heads(problem, self._tile, are_uneven=is_listed)
+        blocks = (
+            (None, None) if is_listed else blocks_of(problem, stacks, self._target.compute_units)
+        )
         estimate, splits = self._estimates(stacks, *blocks)
         seqlen_q, seqlen_k = -(-seqlen_q // self._packs), -(-seqlen_k // self._packs)
+        if is_listed:
+            return estimate.seconds(seqlen_q, seqlen_k, 1) + LISTING_SECONDS
         seconds = 0.0
         for lengths in estimate.lengths:
             # As many as pay for the longest sequences.
@@ -51,7 +57,11 @@ class CompiledEstimate:
         )
         row = traits.row()
         part: Part = "decode" if decode_blocks else "forward"
-        estimate = ForwardEstimate(problem, self._target, "compiled", row, traits.slices, part=part)
+        estimate = ForwardEstimate(
+            *(problem, self._target, "compiled", row, traits.slices),
+            part=part,
+            is_shared=traits.lists_work,
+        )
         # As many waves share a SIMD as workgroups of four waves share a unit.
         row = row._replace(waves_of_simd=estimate.most_shared)
         splits = SplitChoice(

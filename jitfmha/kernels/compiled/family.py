@@ -32,15 +32,13 @@ from .split_choice import SplitChoice
 from .traits import (
     ForwardTraits,
     access_of,
-    blocks_of,
     forward_tile,
     have_same_traits,
     kernel_spec,
     row_of_built,
-    stacks_heads,
-    waves_take_turns,
 )
 from .turns import rows_of_page
+from .work_list import list_workspace, listed_work, may_list_work
 
 NAME = "compiled"
 
@@ -51,15 +49,20 @@ def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
     return tuple(reasons_of(RULES, problem, target.arch))
 
 
-def propose(problem: Problem, target: Target) -> tuple[Plan] | Refusal:
-    """The kernel for exactly what ``problem`` asks for."""
+def propose(problem: Problem, target: Target) -> tuple[Plan, ...] | Refusal:
+    """The kernel for exactly what ``problem`` asks for, and the one with persistent workgroups."""
     assert isinstance(target, AmdTarget)
     broken = reasons(problem, target)
     if broken:
         return Refusal(broken)
     if problem.direction == "backward":
         return (BackwardPlan(problem, target),)
-    return (ForwardPlan(problem, target),)
+    plan = ForwardPlan(problem, target)
+    if not plan.may_list_work(problem):
+        return (plan,)
+    listed = ForwardPlan(problem, target, lists_work=True)
+    # Without estimates the first one is taken: where keys are in pages.
+    return (listed, plan) if problem.is_paged else (plan, listed)
 
 
 class CompiledPlan(AmdPlan):
@@ -111,8 +114,8 @@ class ForwardPlan(CompiledPlan):
 
     arguments = COMPILED_ARGUMENTS
 
-    def __init__(self, problem: Problem, target: AmdTarget) -> None:
-        traits = ForwardTraits.of(problem, target.arch, target.compute_units)
+    def __init__(self, problem: Problem, target: AmdTarget, *, lists_work: bool = False) -> None:
+        traits = ForwardTraits.of(problem, target.arch, target.compute_units, lists_work=lists_work)
         source = f"csrc_templates/amd/{traits.template}.in"
         super().__init__(problem, target, "compiled", traits.name, source)
         self.traits = traits
@@ -133,7 +136,10 @@ class ForwardPlan(CompiledPlan):
         problem, target, traits = self.problem, self.target, self.traits
         code_object = self.compiled()
         row = row_of_built(traits, code_object.image)
-        self._bound = BoundKernel(problem, target, self.block, row, code_object)
+        self._row, self._listed = row, None
+        if traits.lists_work:
+            self._listed = listed_work(problem, target, row, traits.list_name)
+        self._bound = BoundKernel(problem, target, self.block, row, code_object, self._listed)
         self._splits = (
             LatentSplits(problem, target, row, traits.tile)
             if traits.row_blocks
@@ -154,13 +160,20 @@ class ForwardPlan(CompiledPlan):
             self._estimate = CompiledEstimate(self.problem, self.target, self.traits)
         return self._estimate.seconds(seqlen_q, seqlen_k)
 
+    def may_list_work(self, problem: Problem) -> bool:
+        """Whether there is a plan with persistent workgroups beside this one, for these sizes."""
+        return may_list_work(problem, self._tile, streams=self.traits.streams)
+
     def variants(self, seqlen_q: int, seqlen_k: int) -> list[Plan]:
+        if self.traits.lists_work:
+            return []
         splits = splits_to_time(seqlen_k // self.problem.packs)
         names = (Variant(NAME, self.kernel, "", num_splits) for num_splits in splits)
         return [plan for name in names if (plan := self.with_choice(name)) is not None]
 
     def with_choice(self, variant: Variant) -> ForwardPlan | None:
-        if variant.kernel != self.kernel or variant.num_splits == 0:
+        is_listed = self.traits.lists_work
+        if variant.kernel != self.kernel or variant.num_splits == 0 or is_listed:
             return None
         problem = self.problem._replace(num_splits=variant.num_splits)
         plan = ForwardPlan(problem, self.target)
@@ -171,16 +184,24 @@ class ForwardPlan(CompiledPlan):
         contest = self.contest
         if contest is not None and contest.best(sizes[0], sizes[1]) is not self:
             return False
-        if self._has_same_traits(sizes) and self._are_far_from_limits(sizes):
+        traits, tile = self.traits, self._tile
+        if (
+            not traits.lists_work
+            and self._has_same_traits(sizes)
+            and self._are_far_from_limits(sizes)
+        ):
             return True
-        problem, traits, tile = self.problem.with_sizes(sizes), self.traits, self._tile
-        are_heads_stacked = stacks_heads(problem, tile)
-        blocks = blocks_of(problem, are_heads_stacked, self.target.compute_units)
+        problem = self.problem.with_sizes(sizes)
+        if traits.lists_work and not self.may_list_work(problem):
+            return False
+        same = ForwardTraits.of(
+            problem, traits.arch, self.target.compute_units, lists_work=traits.lists_work
+        )
         return (
             access_of(problem, tile) == traits.access
-            and waves_take_turns(problem, traits.arch, traits.access) == traits.takes_turns
-            and are_heads_stacked == traits.stacks_heads
-            and blocks == (traits.row_blocks, traits.decode_blocks)
+            and same.takes_turns == traits.takes_turns
+            and same.stacks_heads == traits.stacks_heads
+            and (same.row_blocks, same.decode_blocks) == (traits.row_blocks, traits.decode_blocks)
             and not any(reasons_of(SIZE_RULES, problem, traits.arch))
         )
 
@@ -195,14 +216,17 @@ class ForwardPlan(CompiledPlan):
                 pages = rows_of_page(k), rows_of_page(v)
             sizes = seqlen_q, seqlen_k, q, k[1:], v[1:], out
         splits = ONE_SPLIT
-        if kernel.is_group:
+        if self._listed:
+            splits = list_workspace(self.problem, seqlen_q, self._listed, self._row)
+        elif kernel.is_group:
             # What the caller does not tell: sequences count as equally long.
             seqlen_k = -(-seqlen_k // self.problem.batch)
         else:
             splits = self._splits.splits(seqlen_q, seqlen_k)
         launch = kernel.launch_for(sizes, splits, None)
         modifiers = self._modifiers(v[-1] * self._kv_bytes)
-        return ForwardLaunch(launch, self._splits, seqlen_k, pages, page_size, modifiers)
+        choice = None if self._listed else self._splits
+        return ForwardLaunch(launch, choice, seqlen_k, pages, page_size, modifiers)
 
 
 class BackwardPlan(CompiledPlan):

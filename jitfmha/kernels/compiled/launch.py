@@ -52,7 +52,8 @@ class ForwardLaunch(NamedTuple):
 
     Attributes:
         launch: what a ready kernel would need; in gm0 with the splits of the keys.
-        split_choice: gm1: decides about them by the longest sequences of each call.
+        split_choice: gm1: decides about them by the longest sequences of each call; None where
+            persistent workgroups share the work.
         mean_seqlen_k: of gm1's sequences without pages.
         pages: strides between those of k and of v, in bytes.
         page_size: keys of a page, where they are in pages.
@@ -60,7 +61,7 @@ class ForwardLaunch(NamedTuple):
     """
 
     launch: AmdLaunch
-    split_choice: SplitChoice
+    split_choice: SplitChoice | None
     mean_seqlen_k: int
     pages: tuple[int, int]
     page_size: int
@@ -77,7 +78,9 @@ class ForwardLaunch(NamedTuple):
             q_sums, k_sums, q_padded, k_padded, given, _ = cu_seqlens
             # No sequence is longer than all rows together; workgroups without a tile end at once.
             max_seqlen_q = seqlen_q if given is None or given > seqlen_q else given
-            splits = self._splits_of_sequences(max_seqlen_q, cu_seqlens, table)
+            choice = self.split_choice
+            if choice is not None:
+                splits = self._splits_of_sequences(choice, max_seqlen_q, cu_seqlens, table)
             sums_q, sums_k = q_sums.data_ptr(), k_sums.data_ptr()
             padded_q = sums_q if q_padded is q_sums else q_padded.data_ptr()
             padded_k = sums_k if k_padded is k_sums else k_padded.data_ptr()
@@ -133,7 +136,11 @@ class ForwardLaunch(NamedTuple):
             raise kernel.error(status)
 
     def _splits_of_sequences(
-        self, max_seqlen_q: int, cu_seqlens: CuSeqlens, table: Tensor | None
+        self,
+        choice: SplitChoice,
+        max_seqlen_q: int,
+        cu_seqlens: CuSeqlens,
+        table: Tensor | None,
     ) -> Splits:
         """Choose the splits by the longest sequences, as far as anybody tells."""
         seqlen_k = cu_seqlens.max_seqlen_k
@@ -141,7 +148,7 @@ class ForwardLaunch(NamedTuple):
             seqlen_k = self.mean_seqlen_k
             if table is not None:
                 seqlen_k = table.shape[1] * self.page_size
-        return self.split_choice.splits(max_seqlen_q, seqlen_k)
+        return choice.splits(max_seqlen_q, seqlen_k)
 
     def _packed_pages(self, table: Tensor | None, k: Tensor) -> tuple[int, ...]:
         """What ``MODIFIERS`` has of pages, in order."""

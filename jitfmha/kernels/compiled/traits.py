@@ -189,6 +189,7 @@ class ForwardTraits(SharedTraits):
         row_blocks: where values are the first columns of keys: the rows of a workgroup, in blocks.
         decode_blocks: of other calls with few rows: the same.
         takes_turns: whether the waves of a SIMD do, in calls with many queries and keys in pages.
+        lists_work: whether workgroups are persistent, and what they do is listed on the device.
     """
 
     kv_dtype: str
@@ -202,13 +203,19 @@ class ForwardTraits(SharedTraits):
     row_blocks: int | None = None
     decode_blocks: int | None = None
     takes_turns: bool = False
+    lists_work: bool = False
 
     @classmethod
-    def of(cls, problem: Problem, arch: Arch, compute_units: int) -> ForwardTraits:
+    def of(
+        cls, problem: Problem, arch: Arch, compute_units: int, *, lists_work: bool = False
+    ) -> ForwardTraits:
         """What a problem asks for; there has to be a tile with room for it."""
         tile = forward_tile(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
-        are_heads_stacked = stacks_heads(problem, tile)
-        row_blocks, decode_blocks = blocks_of(problem, are_heads_stacked, compute_units)
+        are_heads_stacked = stacks_heads(problem, tile, are_uneven=lists_work)
+        blocks = (
+            (None, None) if lists_work else blocks_of(problem, are_heads_stacked, compute_units)
+        )
+        row_blocks, decode_blocks = blocks
         access = access_of(problem, tile)
         return cls._of(
             problem,
@@ -227,7 +234,8 @@ class ForwardTraits(SharedTraits):
             stacks_heads=are_heads_stacked,
             row_blocks=row_blocks,
             decode_blocks=decode_blocks,
-            takes_turns=waves_take_turns(problem, arch, access),
+            takes_turns=not lists_work and waves_take_turns(problem, arch, access),
+            lists_work=lists_work,
         )
 
     @property
@@ -290,6 +298,7 @@ class ForwardTraits(SharedTraits):
             f"latent{self.row_blocks}" if self.row_blocks else "",
             f"decode{self.decode_blocks}" if self.decode_blocks else "",
             "turns" if self.takes_turns else "",
+            "listed" if self.lists_work else "",
         )
         return self._name("fwd", of_keys, of_queries)
 
@@ -297,6 +306,11 @@ class ForwardTraits(SharedTraits):
     def combine_name(self) -> str:
         """The name of the kernel that makes the output where keys are split."""
         return f"{self.name}_combine"
+
+    @property
+    def list_name(self) -> str:
+        """The name of the kernel that lists the work of persistent workgroups."""
+        return f"{self.name}_list"
 
     def row(self) -> KernelRow:
         return self.row_of(self.name)._replace(
@@ -352,13 +366,17 @@ def access_of(problem: Problem, tile: Tile) -> Access:
     return "far" if is_far else "near"
 
 
-def stacks_heads(problem: Problem, tile: Tile) -> bool:
+def stacks_heads(problem: Problem, tile: Tile, *, are_uneven: bool = False) -> bool:
     """Whether the query heads that share a key head are rows of the same tiles.
 
     That reads keys and values once for all of them, and pays where a tile of one head's queries
-    would be half empty. The lengths of gm1's sequences are on the GPU: they count as equally long.
+    would be half empty. The lengths of gm1's sequences are on the GPU: they count as equally long,
+    or some of them as short where they ``are_uneven``.
     """
-    if problem.is_empty or problem.seqlen_q > _most_stacked_queries(problem, tile):
+    if problem.is_empty:
+        return False
+    most_queries = _most_stacked_queries(problem, tile)
+    if problem.seqlen_q > most_queries and not (are_uneven and most_queries > 0):
         return False
     bytes_of = element_bytes(problem)
     stride = max(problem.q.head * bytes_of.q, problem.out.head * bytes_of.out)
@@ -443,7 +461,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         headers = *_HEADERS, "sixteen_rows.h"
         values |= {"key_element": of_keys.element, "score_dtype": of_queries.scores}
     elif not traits.row_blocks:
-        headers = *_HEADERS, "bias_tiles.h", "streamed_rows.h"
+        headers = *_HEADERS, "bias_tiles.h", "streamed_rows.h", "work_list.h"
         values |= {
             "slices": traits.slices,
             "columns": traits.columns,
@@ -457,6 +475,8 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
             "column_major_v": cpp_bool(traits.has_column_major_v),
             "leaves_parts": cpp_bool(traits.leaves_parts),
             "streams": cpp_bool(traits.streams),
+            "lists_work": cpp_bool(traits.lists_work),
+            "list_kernel": traits.list_name,
         }
     if not traits.row_blocks:
         headers = *headers, "token_scales.h"

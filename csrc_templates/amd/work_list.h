@@ -1,0 +1,248 @@
+// What persistent workgroups do: the device lists it, so that no launch depends on lengths that the
+// host does not know.
+//
+// A block is a tile of rows of one sequence. All work is the list of the blocks of one head, once
+// for each head, and every workgroup has as much of it as the others, by what blocks are known to
+// take. So where one share ends and the next one begins, a block may be cut, between two of its key
+// tiles. What the parts of a block make goes to the workspace, and becomes its output there.
+//
+// Included after forward_tasks.h.
+#pragma once
+
+#include "forward_tasks.h"
+
+// The threads that list the work, and what LDS has room for. The host looks for that, too.
+constexpr int kListThreads = 1024, kMostSequences = 1024, kMostBlocks = 8192;
+// A part of a block has so many key tiles at least, and a share takes as long as so many. A share
+// that would begin nearer to a block's end begins there.
+constexpr int kLeastKeyTiles = 2, kLeastShareTiles = 6, kNearKeyTiles = 1;
+static_assert(kLeastShareTiles >= kLeastKeyTiles + kNearKeyTiles);  // between two cuts
+// What blocks take may add up to what 32 bits hold. Longer ones count as no longer.
+constexpr unsigned kMostOfBlock = ~0u / kMostBlocks;
+
+struct ListLds {
+  int first_block[kMostSequences];  // of each sequence
+  int queries[kMostSequences], keys[kMostSequences];
+  unsigned begin[kMostBlocks + 1];   // what all blocks before take
+  unsigned char waves[kMostBlocks];  // that have rows
+  unsigned of_waves[kListThreads / 64];
+};
+
+// The sum of what the threads before this one give, and in `total` that of all.
+__device__ inline unsigned sum_before(unsigned given, unsigned& total, Lds<ListLds> lds,
+                                      int thread) {
+  const int lane = thread % 64, wave = thread / 64;
+  unsigned sum = given;
+#pragma unroll
+  for (int step = 1; step < 64; step *= 2) {
+    const unsigned other = __builtin_amdgcn_ds_bpermute((lane - step) * 4, sum);
+    if (lane >= step) sum += other;
+  }
+  barrier();  // what was there has been read
+  if (lane == 63) lds->of_waves[wave] = sum;
+  barrier();
+  total = 0;
+#pragma unroll
+  for (int n = 0; n < kListThreads / 64; ++n) {
+    const unsigned of_wave = lds->of_waves[n];
+    if (n < wave) sum += of_wave;
+    total += of_wave;
+  }
+  return sum - given;
+}
+
+// The last one of `count` numbers, of which each is at least the one before, that is not above
+// `most`; the first one is not.
+template <int kMost, class Number>
+__device__ inline int last_up_to(Lds<const Number> numbers, int count, Number most) {
+  int place = 0;
+#pragma unroll
+  for (int step = kMost / 2; step > 0; step /= 2) {
+    const int next = smaller(place + step, count - 1);
+    if (numbers[next] <= most) place = next;
+  }
+  return place;
+}
+
+// What a block of whose rows so many waves have some takes, beside its key tiles.
+__device__ inline unsigned of_block(const WorkCosts& costs, int waves) {
+  return costs.block + waves * costs.wave;
+}
+
+// Where the share of workgroup `number` begins, each of which takes `share`; `of_head` is what the
+// blocks of a head take together.
+__device__ inline ShareBegin begin_of(unsigned number, unsigned long share, unsigned of_head,
+                                      int blocks, int heads, const WorkCosts& costs,
+                                      Lds<const ListLds> lds) {
+  const unsigned long at = number * share;
+  if (at >= static_cast<unsigned long>(of_head) * heads) return {heads, 0, 0, 0, 0};
+  const int head = at / of_head;
+  const unsigned in_head = at - static_cast<unsigned long>(head) * of_head;
+  const int block = last_up_to<kMostBlocks>(lds->begin, blocks, in_head);
+  const unsigned begin = lds->begin[block] + of_block(costs, lds->waves[block]);
+  const unsigned of_tile = costs.key_tile;
+  const int tiles = (lds->begin[block + 1] - begin) / of_tile;
+  const int tile = in_head < begin ? 0 : (in_head - begin) / of_tile;
+  // The last tile before which a share begins that begins in this block.
+  const int last_tile = tiles < 2 * kLeastKeyTiles ? tiles / 2 : tiles - kNearKeyTiles;
+  if (tile > last_tile) {
+    if (block + 1 < blocks) return {head, block + 1, 0, 0, 0};
+    return {head + 1, 0, 0, 0, 0};
+  }
+  if (tile < kNearKeyTiles || tiles < 2 * kLeastKeyTiles) return {head, block, 0, 0, 0};
+  const unsigned long first = static_cast<unsigned long>(head) * of_head + begin;
+  const int first_cut = (first + kNearKeyTiles * of_tile + share - 1) / share;
+  const int last_cut = (first + (last_tile + 1) * of_tile - 1) / share;
+  const int cut = smaller(larger(tile, kLeastKeyTiles), tiles - kLeastKeyTiles);
+  return {head, block, cut, first_cut, last_cut};
+}
+
+// Lists the work, as one workgroup.
+__device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds> lds, int thread) {
+  const Arguments& a = arguments.attention;
+  const WorkList& list = arguments.list;
+  const WorkCosts& costs = list.costs;
+  const int batch = a.batch.divisor, stacked = kStacksHeads ? arguments.stacked.count.divisor : 1;
+  Sequence own = {};
+  if (thread < batch) {
+    own.seqlen_q = a.cu_seqlens_q[thread + 1] - a.cu_seqlens_q[thread];
+    own.seqlen_k = a.cu_seqlens_k[thread + 1] - a.cu_seqlens_k[thread];
+  }
+  const auto rows_of = [&](const Sequence& sequence) {
+    return larger(computed_queries<kIsGroup>(a, sequence), 0) * stacked;
+  };
+  unsigned count;
+  const unsigned before = sum_before(tiles_of(rows_of(own), kTileRows), count, lds, thread);
+  lds->first_block[thread] = before;
+  lds->queries[thread] = own.seqlen_q;
+  lds->keys[thread] = own.seqlen_k;
+  barrier();
+  const int blocks = count < list.most_blocks ? count : list.most_blocks;
+  unsigned of_head = 0;
+  for (int first = 0; first < blocks; first += kListThreads) {
+    const int number = first + thread;
+    unsigned units = 0;
+    if (number < blocks) {
+      const int n = last_up_to<kMostSequences>(lds->first_block, batch, number);
+      const Sequence sequence = {lds->queries[n], lds->keys[n], 0, 0};
+      const int tile = number - lds->first_block[n], first_row = tile * kTileRows;
+      const int end_row = smaller(first_row + kTileRows, rows_of(sequence));
+      const auto query_of = [&](int row) { return Row::of(arguments.stacked, row).query; };
+      const int tiles = Visibility::of(arguments.modifiers, sequence)
+                            .tiles_of_queries(query_of(first_row), query_of(end_row - 1))
+                            .count;
+      const int waves = tiles_of(end_row - first_row, 32);
+      units = of_block(costs, waves);
+      units += smaller(tiles, (kMostOfBlock - units) / costs.key_tile) * costs.key_tile;
+      const Global<RowBlock> to = list.blocks + number;
+      to->sequence = n;
+      to->tile = tile;
+      to->key_tiles = tiles;
+      to->is_last = number + 1 == blocks;
+      lds->waves[number] = waves;
+    }
+    unsigned of_all;
+    const unsigned begin = of_head + sum_before(units, of_all, lds, thread);
+    if (number < blocks) lds->begin[number] = begin;
+    of_head += of_all;
+  }
+  if (thread == 0) lds->begin[blocks] = of_head;
+  barrier();
+  const int heads = a.heads.divisor;
+  const unsigned long all = static_cast<unsigned long>(of_head) * heads;
+  const unsigned long least = kLeastShareTiles * costs.key_tile;
+  unsigned long share = (all + list.workgroups - 1) / list.workgroups;
+  if (share < least) share = least;
+  for (unsigned number = thread; number <= list.workgroups; number += kListThreads) {
+    const ShareBegin begin = begin_of(number, share, of_head, blocks, heads, costs, lds);
+    const Global<ShareBegin> to = list.shares + number;
+    to->head = begin.head;
+    to->block = begin.block;
+    to->key_tile = begin.key_tile;
+    to->first_cut = begin.first_cut;
+    to->last_cut = begin.last_cut;
+  }
+}
+
+__device__ inline ShareBegin share_begin(const WorkList& list, unsigned number) {
+  const Constant<ShareBegin> begin = (Constant<ShareBegin>)list.shares + number;
+  return {begin->head, begin->block, begin->key_tile, begin->first_cut, begin->last_cut};
+}
+
+__device__ inline RowBlock row_block(const WorkList& list, int number) {
+  const Constant<RowBlock> block = (Constant<RowBlock>)list.blocks + number;
+  return {block->sequence, block->tile, block->key_tiles, block->is_last};
+}
+
+// Part `part` of a block that so many cuts divide; cut `first` is the first one.
+__device__ inline Task task_of_part(const CompiledArguments& arguments, int head,
+                                    const RowBlock& block, int part) {
+  const Place place = {static_cast<unsigned>(block.sequence), static_cast<unsigned>(head),
+                       static_cast<unsigned>(block.tile), static_cast<unsigned>(part)};
+  return task_of_tile(arguments, place, 0, [&](int) { return block.tile; });
+}
+
+// What the parts of a block leave. There are two for each cut at most: those around it.
+__device__ inline Global<float> results_of_cut(const Arguments& a, int first_cut) {
+  return a.workspace + 2L * first_cut * kResultFloats;
+}
+
+// What is left of a workgroup's share: from a key tile of a block on. The rest is loaded when it is
+// needed, since the loop over key tiles needs the registers.
+struct Share {
+  int number, head, block, key_tile;
+
+  __device__ static Share of_workgroup(const WorkList& list) {
+    // Neighbours in the list read the same keys: they are on the same XCD.
+    const Quotient in_turn = divide(__builtin_amdgcn_workgroup_id_x(), list.xcds);
+    const int number = in_turn.remainder * list.xcd_workgroups + in_turn.value;
+    const ShareBegin begin = share_begin(list, number);
+    return {number, begin.head, begin.block, begin.key_tile};
+  }
+
+  __device__ bool is_done(const WorkList& list) const {
+    const ShareBegin end = share_begin(list, number + 1);
+    return ends_in_block(end) && key_tile == end.key_tile;
+  }
+
+  // That of the block, as far as it belongs to the share.
+  __device__ Task task(const CompiledArguments& arguments) const {
+    const WorkList& list = arguments.list;
+    const RowBlock rows = row_block(list, block);
+    const ShareBegin end = share_begin(list, number + 1);
+    const bool is_cut = ends_in_block(end), is_whole = key_tile == 0 && !is_cut;
+    const int first_cut = key_tile > 0 ? share_begin(list, number).first_cut : end.first_cut;
+    Task task = task_of_part(arguments, head, rows, is_whole ? 0 : number + 1 - first_cut);
+    task.key_tiles = {key_tile, is_cut ? end.key_tile : rows.key_tiles};
+    if (!is_whole) task.results = results_of_cut(arguments.attention, first_cut);
+    return task;
+  }
+
+  __device__ void go_on(const WorkList& list) {
+    const ShareBegin end = share_begin(list, number + 1);
+    key_tile = ends_in_block(end) ? end.key_tile : 0;
+    if (ends_in_block(end)) return;
+    const bool is_last = row_block(list, block).is_last;
+    head += is_last;
+    block = is_last ? 0 : block + 1;
+  }
+
+ private:
+  __device__ bool ends_in_block(const ShareBegin& end) const {
+    return head == end.head && block == end.block;
+  }
+};
+
+// The block whose parts a workgroup makes the output of, `workgroups` of which there are for each
+// cut: for the first one of a block. For others it has no rows.
+__device__ inline Task task_of_cut(const CompiledArguments& arguments, unsigned workgroups) {
+  const unsigned id = __builtin_amdgcn_workgroup_id_x();
+  const int number = id / workgroups + 1;
+  const ShareBegin cut = share_begin(arguments.list, number);
+  if (cut.key_tile == 0 || cut.first_cut != number) return {};
+  Task task =
+      task_of_part(arguments, cut.head, row_block(arguments.list, cut.block), id % workgroups);
+  task.num_splits.divisor = cut.last_cut - cut.first_cut + 2;
+  task.results = results_of_cut(arguments.attention, number);
+  return task;
+}

@@ -1,0 +1,103 @@
+"""Packed calls whose workgroups are persistent, and take their work from a list made on the device.
+
+``csrc_templates/amd/work_list.h`` says how. No launch depends on how long sequences are: neither
+its grid nor its workspace.
+"""
+
+from __future__ import annotations
+
+from ...amd.kernel_arguments import ROW_BLOCK, SHARE_BEGIN
+from ...amd.manifest import KernelRow
+from ...planning.target import AmdTarget
+from ...problem.problem import Problem
+from ..cycles import kernel_cycles
+from ..launcher import ListedWork
+from ..ready.key_split import LAUNCH_GAP_SECONDS, MOST_SPLITS, Splits
+from .tile_table import Tile
+
+LIST_THREADS = 1024
+"""Of the kernel that lists the work: kListThreads."""
+
+# As many as it has room for in LDS: kMostSequences and kMostBlocks.
+_MOST_SEQUENCES, _MOST_BLOCKS = 1024, 8192
+# Costs are counted in so many cycles: coarsely, since all of them have 32 bits.
+_UNIT = 64
+# So many times the mean length in halves, as `unevenness_of` has it, the longest one has.
+_UNEVEN = 4
+_WAVE_ROWS = 32
+# What a block takes beside its key tiles of which one wave alone has rows, over one of which all
+# have: by the cost model.
+_ONE_WAVE = 0.45
+# How many times as long as a workgroup with one block alone takes beside its key tiles a persistent
+# one takes for each of its blocks: by the cost model 1.2 to 1.3.
+_ONCE = 1.25
+# What it takes to list the work, and to make the output of blocks that are cut: by the cost model
+# 5 to 6 us and 5 to 9 us, on any chip.
+LISTING_SECONDS = 2 * LAUNCH_GAP_SECONDS + 5.5e-6 + 7e-6
+
+
+def may_list_work(problem: Problem, tile: Tile, *, streams: bool) -> bool:
+    """Whether persistent workgroups serve calls of this kind and length, which may be uneven."""
+    return (
+        problem.mode == "gm1"
+        and _may_be_uneven(problem)
+        and problem.num_splits == 0
+        and not problem.has_split_results
+        and tile.slices == 1
+        and not streams
+        and 1 < problem.batch <= _MOST_SEQUENCES
+        and not problem.is_empty
+        and _most_blocks(problem, problem.seqlen_q * problem.gqa, tile.tile_q) <= _MOST_BLOCKS
+    )
+
+
+def _may_be_uneven(problem: Problem) -> bool:
+    """Whether sequences may differ much in length, by what the call tells of the longest ones."""
+    queries, keys = problem.unevenness
+    if problem.is_paged:  # whose keys nobody counts
+        keys = 0
+    if queries is None and problem.seqlen_q == problem.batch:
+        queries = 0  # of decoding
+    return any(longest is None or longest >= _UNEVEN for longest in (queries, keys))
+
+
+def _most_blocks(problem: Problem, rows: int, tile_q: int) -> int:
+    """How many blocks so many packed rows make at most, those of sequences and stacked heads."""
+    return -(-rows // tile_q) + problem.batch
+
+
+def listed_work(problem: Problem, target: AmdTarget, row: KernelRow, symbol: str) -> ListedWork:
+    """What the launches of the kernel have in common, which ``row`` describes."""
+    workgroups = _workgroups(target, row)
+    return ListedWork(symbol, LIST_THREADS, workgroups, _costs(problem, target, row))
+
+
+def _workgroups(target: AmdTarget, row: KernelRow) -> int:
+    """As many as run at a time, and no more parts of a block than can be combined."""
+    return min(row.workgroups_of_unit * target.compute_units, MOST_SPLITS)
+
+
+def _costs(problem: Problem, target: AmdTarget, row: KernelRow) -> tuple[int, int, int]:
+    """Of a block, of each wave of it, and of a key tile, as ``WORK_COSTS`` has them.
+
+    A key tile takes a block of few rows as long as others: it waits for the keys.
+    """
+    dtype = "fp8" if problem.is_fp8 else problem.dtype
+    hdims = problem.hdim_q, problem.hdim_v
+    is_masked = not problem.mask.is_none
+    *_, cycles = kernel_cycles(target.arch, "compiled", "forward", dtype, hdims, is_masked)
+    shared = min(row.workgroups_of_unit, cycles.most_shared) - 1
+    once, tile = _ONCE * cycles.once[shared], cycles.of_row[shared] * row.ts_kv
+    waves = row.ts_qo // _WAVE_ROWS
+    of_wave = once * (1 - _ONE_WAVE) / (waves - 1)
+    block, wave, key_tile = (round(x / _UNIT) for x in (once - waves * of_wave, of_wave, tile))
+    return block, wave, key_tile
+
+
+def list_workspace(problem: Problem, seqlen_q: int, work: ListedWork, row: KernelRow) -> Splits:
+    """The workspace of calls with so many packed rows: the list, and parts of blocks behind it."""
+    rows = seqlen_q * (problem.gqa if row.stacks_heads else 1)
+    blocks = _most_blocks(problem, rows, row.ts_qo)
+    list_bytes = SHARE_BEGIN.size * (work.workgroups + 1) + ROW_BLOCK.size * blocks
+    columns = -(-row.hdim_v // 32) * 32
+    return Splits(1, list_bytes // 4 + 2 * work.workgroups * row.ts_qo * (columns + 4))
