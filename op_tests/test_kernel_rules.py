@@ -440,7 +440,12 @@ def test_calls_find_what_a_profile_builds(seed, profile, on_cpu):
         for _ in range(12):
             call = drawn_call(drawn, subset)
             try:
-                plan = plan_for(real_problem(call), target)
+                problem = real_problem(call)
+                if call.is_group:
+                    problem = problem._replace(
+                        unevenness=drawn.choice(((None, None), (2, 2), (9, 9)))
+                    )
+                plan = plan_for(problem, target)
             except NotImplementedError:
                 assert call.dtype not in ("bf16", "fp16")  # those are served everywhere
                 continue

@@ -13,13 +13,14 @@ from ..planning.plan import Plan
 from ..planning.target import Target
 from ..problem.dtypes import DTYPE_NAMES
 from ..problem.mask import parse_mask
-from ..problem.problem import MAX_HDIM, Direction, Mode
+from ..problem.problem import MAX_HDIM, MOST_UNEVEN, Direction, Mode, Problem
 from .combination import NAMED_FEATURES, TORCH_DTYPES, Combination, check_combination, known
 from .profiles import DEFAULT, PROFILES, Features, Subset
 
 _T = TypeVar("_T")
 
 _MANY_QUERIES = 64  # as prompts have
+_FULL_TILE = 256  # of queries, as long prompts have
 
 
 def plans_ahead(
@@ -65,7 +66,7 @@ def _plans(
     for combination in itertools.chain.from_iterable(map(combinations_of, subsets)):
         try:
             check_combination(combination)
-            found = plans_for(combination.problem(), target)
+            found = [x for problem in _problems(combination) for x in plans_for(problem, target)]
         except left_out as error:
             unserved = error
             continue
@@ -74,6 +75,20 @@ def _plans(
     if unserved is not None and not plans:
         raise unserved
     return plans
+
+
+def _problems(combination: Combination) -> Iterator[Problem]:
+    """The problem of such calls; and of packed ones also of long and of uneven sequences.
+
+    These have kernels of their own.
+    """
+    yield combination.problem()
+    if combination.mode == "gm1" and combination.direction == "forward":
+        yield combination._replace(seqlen_q=_FULL_TILE).problem()
+        # Whether heads share keys tells two kernels for uneven sequences apart.
+        for heads_q in {combination.heads_q, 2 * combination.heads_k}:
+            many = combination._replace(seqlen_q=_MANY_QUERIES, batch=2, heads_q=heads_q)
+            yield many.problem()._replace(unevenness=(MOST_UNEVEN, MOST_UNEVEN))
 
 
 def combinations_of(subset: Subset) -> Iterator[Combination]:

@@ -287,12 +287,12 @@ def unevenness_of(cu_seqlens: CuSeqlens | None, seqlen_q: int, seqlen_k: int) ->
     twice = 2 * (cu_seqlens.q.numel() - 1)
     longest_q, longest_k = cu_seqlens.max_seqlen_q, cu_seqlens.max_seqlen_k
     return (
-        None if longest_q is None else min(twice * longest_q // (seqlen_q or 1), _MOST_UNEVEN),
-        None if longest_k is None else min(twice * longest_k // (seqlen_k or 1), _MOST_UNEVEN),
+        None if longest_q is None else min(twice * longest_q // (seqlen_q or 1), MOST_UNEVEN),
+        None if longest_k is None else min(twice * longest_k // (seqlen_k or 1), MOST_UNEVEN),
     )
 
 
-_MOST_UNEVEN = 16
+MOST_UNEVEN = 16
 
 
 def make_problem(arguments: Arguments) -> Problem:

@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 import torch
 from plain_tree import COLUMNS, PlainKernel, write_manifest, write_tree
+from rigs.modelled_call import take_only
 from untyped import explain, explain_bwd, fmha_fwd
 
 from jitfmha import emulate
@@ -448,6 +449,7 @@ def test_oddities_are_warned_of_once_and_explained(tmp_path, use_tree):
     )
     use_tree(tmp_path)
     with emulate("gfx942"):
+        take_only("named")
         with pytest.warns(RuntimeWarning) as warned:
             plan = explain(*qkv())
         with warnings.catch_warnings():
@@ -473,6 +475,7 @@ def test_a_bad_code_object_leaves_the_next_tree(tmp_path, use_tree):
     use_tree(tmp_path / "second", AITER_ASM_DIR)
     use_tree(tmp_path / "first")
     with emulate("gfx942"):
+        take_only("named")
         with pytest.warns(RuntimeWarning, match=r"is for gfx950 .*expected gfx942"):
             plan = explain(*qkv())
         assert (fmha_fwd(*qkv()) == 0).all()

@@ -74,7 +74,8 @@ def test_calls_of_few_rows_take_what_kernels_for_few_rows_do():
         plan = explain(*(x.bfloat16() for x in (q, k, k)), device="MI300X").plan
         assert plan.family == "compiled"
         # One workgroup a unit and one split: nothing but its cycles, and a little of memory.
-        seconds = kernel[gqa].of_workgroup(1, 64) / clock_of("MI300X").peak
+        (row,) = plan.rows()
+        seconds = kernel[row.ts_qo].of_workgroup(1, 64) / clock_of("MI300X").peak
         assert plan.seconds(1, 64) == pytest.approx(seconds, rel=0.1)
 
 

@@ -161,7 +161,15 @@ class ForwardPlan(CompiledPlan):
         return self._estimate.seconds(seqlen_q, seqlen_k)
 
     def may_list_work(self, problem: Problem) -> bool:
-        """Whether there is a plan with persistent workgroups beside this one, for these sizes."""
+        """Whether there is a plan with persistent workgroups beside this one, for these sizes.
+
+        Where keys are in pages nobody estimates what either takes: there it is the plan of calls
+        that have neither the kernel for few rows nor the one whose waves take turns.
+        """
+        if problem.is_paged:
+            plain = ForwardTraits.of(problem, self.traits.arch, self.target.compute_units)
+            if plain.decode_blocks or plain.takes_turns:
+                return False
         return may_list_work(problem, self._tile, streams=self.traits.streams)
 
     def variants(self, seqlen_q: int, seqlen_k: int) -> list[Plan]:

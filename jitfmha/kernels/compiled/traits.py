@@ -478,7 +478,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
             "lists_work": cpp_bool(traits.lists_work),
             "list_kernel": traits.list_name,
         }
-    if not traits.row_blocks:
+    if not (traits.row_blocks or traits.takes_turns):
         headers = *headers, "token_scales.h"
         values |= {
             "token_k_descales": cpp_bool(traits.has_token_k_descales),

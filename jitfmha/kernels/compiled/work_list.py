@@ -54,8 +54,8 @@ def may_list_work(problem: Problem, tile: Tile, *, streams: bool) -> bool:
 def _may_be_uneven(problem: Problem) -> bool:
     """Whether sequences may differ much in length, by what the call tells of the longest ones."""
     queries, keys = problem.unevenness
-    if problem.is_paged:  # whose keys nobody counts
-        keys = 0
+    if problem.is_paged:  # whose keys nobody counts, and where nobody estimates
+        return queries is not None and queries >= _UNEVEN
     if queries is None and problem.seqlen_q == problem.batch:
         queries = 0  # of decoding
     return any(longest is None or longest >= _UNEVEN for longest in (queries, keys))
