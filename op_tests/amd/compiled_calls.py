@@ -1,9 +1,11 @@
 """Calls for compiled kernels, drawn as a whole, on the emulator and against float64."""
 
+import csv
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -320,14 +322,29 @@ def assert_near(
 def assert_nothing_is_spilled(
     spec: BuildSpec, *kernels: str, most_vector_registers: int = 0, most_scalars: int = 0
 ) -> None:
-    """What goes to scratch memory, or scalars to vector registers, would be in every loop's way."""
+    """What goes to scratch memory, or scalars to vector registers, would be in every loop's way.
+
+    ``spilling_kernels.csv`` has those in which something does still, and how much.
+    """
     elf = Elf(jit.read(spec))
     for kernel in kernels:
         metadata = kernel_metadata(elf, kernel)
         assert metadata is not None
-        assert metadata[".private_segment_fixed_size"] == 0, kernel
-        assert metadata[".sgpr_spill_count"] <= most_scalars, kernel
-        assert metadata[".vgpr_spill_count"] <= most_vector_registers, kernel
+        scratch, scalars, vector_registers = SPILLING.get(
+            kernel, (0, most_scalars, most_vector_registers)
+        )
+        assert metadata[".private_segment_fixed_size"] <= scratch, kernel
+        assert metadata[".sgpr_spill_count"] <= scalars, kernel
+        assert metadata[".vgpr_spill_count"] <= vector_registers, kernel
+
+
+def _spilling() -> dict[str, tuple[int, ...]]:
+    with Path(__file__).with_name("spilling_kernels.csv").open(newline="") as file:
+        _, *rows = csv.reader(file)
+    return {kernel: tuple(map(int, counts)) for kernel, *counts in rows}
+
+
+SPILLING = _spilling()
 
 
 def column_major(v: Tensor) -> Tensor:

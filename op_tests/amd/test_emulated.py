@@ -85,7 +85,7 @@ def test_warmup(tree, tmp_path, monkeypatch):
         assert again.was_cached
         with pytest.raises(NotImplementedError, match="the inputs are fp8_e4m3fn"):
             warmup(dtypes=["fp8_e4m3fn"], hdims=[64])
-        fp8, _ = warmup(dtypes=["fp8_e4m3fnuz"], hdims=[128], masks=[0], modes=["gm1"])
+        fp8, *_ = warmup(dtypes=["fp8_e4m3fnuz"], hdims=[128], masks=[0], modes=["gm1"])
         assert fp8.name == PlainKernel("fp8bf16", mode=1, bf16_cvt=1).name
 
 
