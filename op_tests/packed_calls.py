@@ -12,6 +12,20 @@ from untyped import fmha_fwd
 
 from jitfmha.problem.float64_reference import Result, attention_packed
 
+# Of AITER's mha_batch_prefill and mha_varlen_fwd, beside tensors and lengths.
+PREFILL_OPTIONS: dict[str, Any] = {
+    "dropout_p": 0.0,
+    "softmax_scale": None,
+    "logits_soft_cap": 0.0,
+    "zero_tensors": False,
+    "is_causal": True,
+    "window_size_left": -1,
+    "window_size_right": -1,
+    "sink_size": 0,
+    "return_softmax_lse": True,
+    "return_dropout_randval": False,
+}
+
 # Around tiles, without queries, and without keys.
 RAGGED = [1, 130, 0, 17, 3, 65], [70, 5, 4, 17, 300, 0]
 

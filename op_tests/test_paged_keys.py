@@ -6,6 +6,7 @@ import pytest
 import torch
 from closeness import assert_close, is_same
 from inputs import DTYPES, lay_out, prefix_sums
+from packed_calls import PREFILL_OPTIONS
 from refusals import refused
 from torch import Tensor
 from untyped import fmha_fwd
@@ -188,16 +189,7 @@ def aiter_options(**changes: Any) -> dict[str, Any]:
     return {
         "max_seqlen_q": max(LENGTHS_Q),
         "max_seqlen_k": max(LENGTHS_K),
-        "dropout_p": 0.0,
-        "softmax_scale": None,
-        "logits_soft_cap": 0.0,
-        "zero_tensors": False,
-        "is_causal": True,
-        "window_size_left": -1,
-        "window_size_right": -1,
-        "sink_size": 0,
-        "return_softmax_lse": True,
-        "return_dropout_randval": False,
+        **PREFILL_OPTIONS,
     } | changes
 
 

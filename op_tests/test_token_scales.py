@@ -8,7 +8,7 @@ from closeness import assert_close
 from descaled_calls import random_scales, scaled, scales_of_tokens
 from fresh_calls import fresh_calls
 from inputs import DTYPES, SIZES, prefix_sums, random_qkv
-from packed_calls import RAGGED, Sequences, packed
+from packed_calls import PREFILL_OPTIONS, RAGGED, Sequences, packed
 from refusals import refused
 from score_features import FEATURES, Shape
 from torch import Tensor
@@ -279,16 +279,7 @@ def test_scales_of_the_pages_of_aiter(rng):
         "kv_last_page_lens": torch.tensor([5, 16], dtype=torch.int32),
         "max_seqlen_q": 3,
         "max_seqlen_k": 37,
-        "dropout_p": 0.0,
-        "softmax_scale": None,
-        "logits_soft_cap": 0.0,
-        "zero_tensors": False,
-        "is_causal": True,
-        "window_size_left": -1,
-        "window_size_right": -1,
-        "sink_size": 0,
-        "return_softmax_lse": True,
-        "return_dropout_randval": False,
+        **PREFILL_OPTIONS,
     }
     out, lse, *_ = mha_batch_prefill(q, k, v, **given, kv_block_descale=of_pages)
     table = torch.tensor([[3, 8, 0], [4, 0, 0]], dtype=torch.int32)

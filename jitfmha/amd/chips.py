@@ -18,6 +18,9 @@ KernelFolder = Literal["MI300", "MI308"]
 
 _FILE = Path(__file__).with_name("chips.json")
 
+SIMDS = 4
+"""Of a compute unit, on every chip."""
+
 
 class Architecture(NamedTuple):
     """What all chips of one architecture have in common.

@@ -36,7 +36,7 @@ from ..jit.cache.trust import file_reason
 from ..jit.regular_file import path_inside, read_regular_file
 from ..jit.shared_struct import SharedStruct
 from ..problem.problem import BF16_CVTS
-from .chips import Arch, Chip, architecture
+from .chips import SIMDS, Arch, Chip, architecture
 from .code_object import list_of_names
 from .kernel_arguments import (
     AITER_DQ_ARGUMENTS,
@@ -94,7 +94,6 @@ _AITER_BACKWARD_ARGUMENTS: Mapping[AiterKind, SharedStruct] = {
     "dq_shuffle": AITER_DQ_ARGUMENTS,
 }
 _WAVE, _MOST_THREADS = 64, 1024
-_SIMDS = 4  # of a compute unit
 
 
 class KernelRow(NamedTuple):
@@ -137,7 +136,7 @@ class KernelRow(NamedTuple):
 
         With two waves a SIMD, a unit has 8 of our waves: two workgroups of four, or one of eight.
         """
-        return self.waves_of_simd * _SIMDS * _WAVE // self.threads
+        return self.waves_of_simd * SIMDS * _WAVE // self.threads
 
     @property
     def can_split_keys(self) -> bool:

@@ -22,10 +22,9 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..amd.chips import SIMDS
 from .rates import ChipRates
 
-# Of a compute unit.
-SIMDS = 4
 _MOST_ERROR = 0.1
 _FEWEST_ANYWHERE = 4
 

@@ -10,12 +10,12 @@ from typing import Any, Literal, get_args
 
 from .. import jit
 from ..amd import chips
+from ..amd.chips import SIMDS
 from ..amd.node import VIRTUAL_NODE
 from ..jit.resources import templates_dir
 from ..jit.status import say
 from ..planning.target import AVX2_FLAGS, AVX512_FLAGS, CpuIsa, cpu_target
 from . import rates
-from .estimate import SIMDS
 from .shared_structs import (
     DEFAULT_MOST_STEPS,
     DEFAULT_SAMPLE,

@@ -21,9 +21,10 @@ from textwrap import fill
 from typing import Any, Literal, NamedTuple, get_args
 
 from ..amd import chips
+from ..amd.chips import SIMDS
 from ..amd.clock import clock_of
 from ..amd.demangling import demangled
-from .estimate import SIMDS, Estimate, TimedWorkgroup, Timing, estimate_launch
+from .estimate import Estimate, TimedWorkgroup, Timing, estimate_launch
 from .library import taken
 from .rates import ChipRates, rates_of, rates_of_chip
 from .runtime import Emulator, Function

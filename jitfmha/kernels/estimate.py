@@ -16,7 +16,7 @@ from heapq import heapreplace
 from math import gcd
 from typing import NamedTuple
 
-from ..amd.chips import Arch, architecture, chip
+from ..amd.chips import SIMDS, Arch, architecture, chip
 from ..amd.clock import Clock, clock_of
 from ..amd.manifest import KernelRow
 from ..planning.target import AmdTarget
@@ -24,7 +24,6 @@ from ..problem.mask import Mask
 from ..problem.problem import Problem, element_bytes
 from .cycles import WAVE_ROWS, CyclesOf, KernelCycles, Part, kernel_cycles
 
-_SIMDS = 4  # of a compute unit
 # Of tiles, more than so many are not looked at one by one.
 MOST_TILES = 32
 # Different lengths that uneven sequences count as having.
@@ -211,7 +210,7 @@ class ForwardEstimate:
         self.lengths = Lengths.of(problem)
         self._sink_size = problem.modifiers.sink_size
         self._ts_qo, self._ts_kv = row.ts_qo, row.ts_kv
-        self._waves = max(row.ts_qo / (WAVE_ROWS * _SIMDS), 1)
+        self._waves = max(row.ts_qo / (WAVE_ROWS * SIMDS), 1)
         self._rows_of_query = problem.gqa if row.stacks_heads else 1
         self._lines = problem.batch * problem.heads_q // self._rows_of_query * slices
         self._is_paired = "tile_pairs" in row.grid

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from closeness import assert_close
@@ -14,7 +14,7 @@ from descaled_calls import scaled, scales_of_tokens
 from inputs import LAYOUTS, lay_out
 from packed_calls import Sequences
 from packed_pages import packed_keys, packed_values
-from score_features import FEATURES, Options, Shape, options_of
+from score_features import ALL_MODIFIERS, FEATURES, NO_MODIFIERS, Options, Shape, options_of
 from torch import Tensor
 from untyped import fmha_fwd
 
@@ -22,7 +22,10 @@ from jitfmha import emulate, jit
 from jitfmha.amd.code_object import kernel_metadata
 from jitfmha.jit import BuildSpec
 from jitfmha.jit.elf import Elf
+from jitfmha.kernels.compiled.traits import Access
+from jitfmha.kernels.modifiers import ModifierTraits
 from jitfmha.problem.float64_reference import Result, attention, attention_packed, unpaged
+from jitfmha.problem.score_features import AskedModifiers
 
 ARCHS = ("gfx942", "gfx950")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -317,6 +320,25 @@ def assert_near(
         dropout_p=options.get("dropout_p", 0.0),
         dtype=dtype,
     )
+
+
+def forward_kernels(*hdims: tuple[int, int]) -> list[tuple[Any, ...]]:
+    """Traits of kernels: arch, hdims, is_masked, access, modifiers, stacks_heads."""
+    return [
+        (arch, each, is_masked, access, modifiers, stacks_heads)
+        for arch in ARCHS
+        for each in hdims
+        for is_masked in (False, True)
+        for access in get_args(Access)
+        for modifiers in (
+            NO_MODIFIERS,
+            ModifierTraits("compiled", AskedModifiers("bf16")),
+            ALL_MODIFIERS,
+        )
+        # Wide pages are for calls without biases and dropout.
+        if access != "wide_pages" or modifiers == NO_MODIFIERS
+        for stacks_heads in (False, True)
+    ]
 
 
 def assert_nothing_is_spilled(

@@ -4,7 +4,6 @@ A run takes a few drawn calls; `--exhaustive` takes thousands.
 """
 
 import random
-from typing import get_args
 
 import pytest
 import torch
@@ -17,19 +16,18 @@ from compiled_calls import (
     check_pages,
     check_tensors,
     draw,
+    forward_kernels,
     run,
 )
 from inputs import prefix_sums
-from score_features import ALL_MODIFIERS, FEATURES, NO_MODIFIERS, Shape, options_of
+from score_features import ALL_MODIFIERS, FEATURES, Shape, options_of
 from untyped import explain, fmha_fwd
 
 from jitfmha import dropout_randval, emulate
 from jitfmha.jit.toolchain.device_hip import device_hip_in_words
 from jitfmha.kernels.compiled import launch as compiled_launch
-from jitfmha.kernels.compiled.traits import Access, ForwardTraits, kernel_spec
-from jitfmha.kernels.modifiers import ModifierTraits
+from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec
 from jitfmha.problem.float64_reference import attention
-from jitfmha.problem.score_features import AskedModifiers
 
 _THOUSANDS = 4000
 # Which leave every key of a call some weight.
@@ -142,23 +140,12 @@ def test_a_soft_cap_far_above_the_logits(rng, arch):
 @pytest.mark.sample(
     ("arch", "hdims", "is_masked", "access", "modifiers", "stacks_heads"),
     [
-        (arch, hdims, is_masked, access, modifiers, stacks_heads)
-        for arch in ARCHS
-        for hdims in (
+        case
+        for case in forward_kernels(
             *((256, 256), (255, 251), (192, 192), (128, 224)),
             *((160, 128), (96, 96), (64, 64)),
         )
-        for is_masked in (False, True)
-        for access in get_args(Access)
-        if access != "packed_pages"  # in which keys of values lie side by side
-        for modifiers in (
-            NO_MODIFIERS,
-            ModifierTraits("compiled", AskedModifiers("bf16")),
-            ALL_MODIFIERS,
-        )
-        # Wide pages are for calls without biases and dropout.
-        if access != "wide_pages" or modifiers == NO_MODIFIERS
-        for stacks_heads in (False, True)
+        if "packed_pages" not in case  # in which keys of values lie side by side
     ],
     2,
 )

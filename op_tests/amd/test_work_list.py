@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -21,9 +21,10 @@ from compiled_calls import (
     check_pages,
     draw,
     draw_of_other_dtypes,
+    forward_kernels,
 )
 from inputs import prefix_sums
-from score_features import ALL_MODIFIERS, NO_MODIFIERS
+from score_features import ALL_MODIFIERS
 from test_promises import run_with_promise
 from untyped import explain, fmha_fwd
 
@@ -32,10 +33,8 @@ from jitfmha.amd.kernel_arguments import COMPILED_ARGUMENTS, ROW_BLOCK, SHARE_BE
 from jitfmha.amd.recording_runtime import RecordingRuntime, Scope, recorded_scope
 from jitfmha.kernels import compiled
 from jitfmha.kernels.compiled import work_list
-from jitfmha.kernels.compiled.traits import Access, ForwardTraits, kernel_spec
-from jitfmha.kernels.modifiers import ModifierTraits
+from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec
 from jitfmha.planning.target import TARGET_HERE
-from jitfmha.problem.score_features import AskedModifiers
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -248,20 +247,7 @@ def test_shares(rng, arch, mask):
 
 @pytest.mark.sample(
     ("arch", "hdims", "is_masked", "access", "modifiers", "stacks_heads"),
-    [
-        (arch, hdims, is_masked, access, modifiers, stacks_heads)
-        for arch in ARCHS
-        for hdims in ((256, 256), (192, 128), (160, 128), (128, 128), (96, 96), (64, 64))
-        for is_masked in (False, True)
-        for access in get_args(Access)
-        for modifiers in (
-            NO_MODIFIERS,
-            ModifierTraits("compiled", AskedModifiers("bf16")),
-            ALL_MODIFIERS,
-        )
-        if access != "wide_pages" or modifiers == NO_MODIFIERS
-        for stacks_heads in (False, True)
-    ],
+    forward_kernels((256, 256), (192, 128), (160, 128), (128, 128), (96, 96), (64, 64)),
     2,
 )
 def test_nothing_is_spilled(arch, hdims, is_masked, access, modifiers, stacks_heads):

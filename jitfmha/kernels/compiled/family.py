@@ -31,7 +31,6 @@ from .rules import RULES
 from .split_choice import SplitChoice
 from .traits import (
     ForwardTraits,
-    access_of,
     forward_tile,
     have_same_traits,
     kernel_spec,
@@ -173,15 +172,12 @@ class ForwardPlan(CompiledPlan):
         return may_list_work(problem, self._tile, streams=self.traits.streams)
 
     def variants(self, seqlen_q: int, seqlen_k: int) -> list[Plan]:
-        if self.traits.lists_work:
-            return []
         splits = splits_to_time(seqlen_k // self.problem.packs)
         names = (Variant(NAME, self.kernel, "", num_splits) for num_splits in splits)
         return [plan for name in names if (plan := self.with_choice(name)) is not None]
 
     def with_choice(self, variant: Variant) -> ForwardPlan | None:
-        is_listed = self.traits.lists_work
-        if variant.kernel != self.kernel or variant.num_splits == 0 or is_listed:
+        if variant.kernel != self.kernel or variant.num_splits == 0 or self.traits.lists_work:
             return None
         problem = self.problem._replace(num_splits=variant.num_splits)
         plan = ForwardPlan(problem, self.target)
@@ -192,26 +188,15 @@ class ForwardPlan(CompiledPlan):
         contest = self.contest
         if contest is not None and contest.best(sizes[0], sizes[1]) is not self:
             return False
-        traits, tile = self.traits, self._tile
-        if (
-            not traits.lists_work
-            and self._has_same_traits(sizes)
-            and self._are_far_from_limits(sizes)
-        ):
+        traits, target = self.traits, self.target
+        is_listed = traits.lists_work
+        if not is_listed and self._has_same_traits(sizes) and self._are_far_from_limits(sizes):
             return True
         problem = self.problem.with_sizes(sizes)
-        if traits.lists_work and not self.may_list_work(problem):
+        if is_listed and not self.may_list_work(problem):
             return False
-        same = ForwardTraits.of(
-            problem, traits.arch, self.target.compute_units, lists_work=traits.lists_work
-        )
-        return (
-            access_of(problem, tile) == traits.access
-            and same.takes_turns == traits.takes_turns
-            and same.stacks_heads == traits.stacks_heads
-            and (same.row_blocks, same.decode_blocks) == (traits.row_blocks, traits.decode_blocks)
-            and not any(reasons_of(SIZE_RULES, problem, traits.arch))
-        )
+        same = ForwardTraits.of(problem, target.arch, target.compute_units, lists_work=is_listed)
+        return same == traits and not any(reasons_of(SIZE_RULES, problem, target.arch))
 
     def launch_for(self, sizes: PlainSizes) -> ForwardLaunch:
         seqlen_q, seqlen_k, q, k, v, out = sizes

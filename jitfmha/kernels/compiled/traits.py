@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from ... import jit
-from ...amd.chips import Arch, architecture
+from ...amd.chips import SIMDS, Arch, architecture
 from ...amd.code_object import kernel_descriptors
 from ...amd.kernel_arguments import compiled_structs
 from ...amd.manifest import KernelRow
@@ -48,7 +48,6 @@ _BUFFER_REACH = 1 << 31
 _MOST_SHARED_HDIM = 192  # up to which kernels without features have two waves of a SIMD
 _WIDE_PAGE_ROWS = 16  # of which wide pages have a multiple; the threads of a wave have one
 _LSE_BYTES = 4
-_SIMDS = 4  # of a compute unit
 # Up to here an error of 1e-7 of the cap is one of 1e-4 of a logit, below what 16 bits keep.
 _LARGE_SOFTCAP = 1024.0
 _WORD_END = 1 << 32  # a kernel's strides have 32 bits
@@ -234,7 +233,7 @@ class ForwardTraits(SharedTraits):
             stacks_heads=are_heads_stacked,
             row_blocks=row_blocks,
             decode_blocks=decode_blocks,
-            takes_turns=not lists_work and waves_take_turns(problem, arch, access),
+            takes_turns=(not lists_work and access == "wide_pages" and takes_turns(problem, arch)),
             lists_work=lists_work,
         )
 
@@ -336,11 +335,6 @@ def blocks_of(
     return None, decode_blocks_of(problem, rows_of_query, compute_units)(problem.seqlen_q)
 
 
-def waves_take_turns(problem: Problem, arch: Arch, access: Access) -> bool:
-    """Whether a call has the kernel that has ``takes_turns``."""
-    return access == "wide_pages" and takes_turns(problem, arch)
-
-
 def _streams(tile: Tile, dtype: str) -> bool:
     return tile.hdim_q * DTYPE_BYTES[dtype] > _HELD_ROW_BYTES
 
@@ -428,7 +422,7 @@ def row_of_built(traits: ForwardTraits, image: bytes) -> KernelRow:
     descriptor = kernel_descriptors(Elf(image))[traits.name]
     chip = architecture(traits.arch)
     by_registers = chip.simd_vgprs // descriptor.vgprs
-    by_lds = chip.lds_bytes // descriptor.lds_bytes * traits.tile.waves // _SIMDS
+    by_lds = chip.lds_bytes // descriptor.lds_bytes * traits.tile.waves // SIMDS
     return traits.row()._replace(waves_of_simd=min(by_registers, by_lds))
 
 

@@ -9,6 +9,7 @@ from ...amd.chips import Arch
 from ...problem.dtypes import DTYPE_BYTES
 from ...problem.features import Feature
 from ...problem.problem import Problem
+from ..cycles import WAVE_ROWS
 from ..rules import ATTENTION
 from .tile_table import Tile
 
@@ -24,7 +25,6 @@ _8_BITS: dict[Arch, _Tiles] = {
     "gfx942": {(128, 128): _LARGE},
     "gfx950": {(128, 128): (256, 128), (256, 256): _LARGE},
 }
-_WAVE_ROWS = 32
 _BLOCK = 16  # keys, of which a wave loads rows from one page
 _SERVES = ATTENTION - {Feature.TOP_LEFT_MASK} | {
     *(Feature.BF16, Feature.FP16, Feature.FP8_E4M3FNUZ, Feature.FP8_E4M3FN),
@@ -60,7 +60,7 @@ def turns_tile(tile: Tile, arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> 
     found = _tile_of(arch, dtype, hdim_q, hdim_v)
     assert found is not None
     rows, keys = found
-    return tile._replace(slices=1, tile_q=rows, tile_k=keys, waves=rows // _WAVE_ROWS)
+    return tile._replace(slices=1, tile_q=rows, tile_k=keys, waves=rows // WAVE_ROWS)
 
 
 def _tile_of(arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> tuple[int, int] | None:

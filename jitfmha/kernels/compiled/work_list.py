@@ -10,7 +10,7 @@ from ...amd.kernel_arguments import ROW_BLOCK, SHARE_BEGIN
 from ...amd.manifest import KernelRow
 from ...planning.target import AmdTarget
 from ...problem.problem import Problem
-from ..cycles import kernel_cycles
+from ..cycles import WAVE_ROWS, kernel_cycles
 from ..launcher import ListedWork
 from ..ready.key_split import LAUNCH_GAP_SECONDS, MOST_SPLITS, Splits
 from .tile_table import Tile
@@ -24,7 +24,6 @@ _MOST_SEQUENCES, _MOST_BLOCKS = 1024, 8192
 _UNIT = 64
 # So many times the mean length in halves, as `unevenness_of` has it, the longest one has.
 _UNEVEN = 4
-_WAVE_ROWS = 32
 # What a block takes beside its key tiles of which one wave alone has rows, over one of which all
 # have: by the cost model.
 _ONE_WAVE = 0.45
@@ -88,7 +87,7 @@ def _costs(problem: Problem, target: AmdTarget, row: KernelRow) -> tuple[int, in
     *_, cycles = kernel_cycles(target.arch, "compiled", "forward", dtype, hdims, is_masked)
     shared = min(row.workgroups_of_unit, cycles.most_shared) - 1
     once, tile = _ONCE * cycles.once[shared], cycles.of_row[shared] * row.ts_kv
-    waves = row.ts_qo // _WAVE_ROWS
+    waves = row.ts_qo // WAVE_ROWS
     of_wave = once * (1 - _ONE_WAVE) / (waves - 1)
     block, wave, key_tile = (round(x / _UNIT) for x in (once - waves * of_wave, of_wave, tile))
     return block, wave, key_tile
