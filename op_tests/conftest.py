@@ -94,13 +94,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     With ``--exhaustive`` all cases are taken. Tests whose marks say ``shared_by="..."`` with the
     same text draw the same cases, and need no kernels of their own. What stands in ``always=[...]``
-    comes on top, drawn or not.
+    comes on top, drawn or not. With ``is_fixed=True`` each run has the same cases: what a compiler
+    makes of a kernel does not depend on inputs, and the sweep tells it of all.
     """
     for mark in metafunc.definition.iter_markers("sample"):
         names, cases, n = mark.args
         if not metafunc.config.getoption("--exhaustive"):
             of = mark.kwargs.get("shared_by", metafunc.definition.name)
-            drawn = random.Random(f"{metafunc.config.stash[_SEED]} {of}")
+            seed = "" if mark.kwargs.get("is_fixed") else metafunc.config.stash[_SEED]
+            drawn = random.Random(f"{seed} {of}")
             cases = drawn.sample(cases, min(n, len(cases)))
         metafunc.parametrize(names, [*mark.kwargs.get("always", ()), *cases])
 

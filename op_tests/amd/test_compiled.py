@@ -148,6 +148,7 @@ def test_a_soft_cap_far_above_the_logits(rng, arch):
         if "packed_pages" not in case  # in which keys of values lie side by side
     ],
     2,
+    is_fixed=True,
 )
 def test_nothing_is_spilled(arch, hdims, is_masked, access, modifiers, stacks_heads):
     traits = ForwardTraits(

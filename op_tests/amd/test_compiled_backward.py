@@ -219,6 +219,7 @@ _ALL_BUT_SINK = replace(ALL_MODIFIERS, asked=ALL_MODIFIERS.asked._replace(sink=N
         )
     ],
     1,
+    is_fixed=True,
 )
 def test_nothing_is_spilled(arch, dtype, hdims, is_masked, access, modifiers, is_v_column_major):
     traits = BackwardTraits(

@@ -190,6 +190,7 @@ def test_one_split_depends_on_nothing_else(rng, arch, page_size):
         for has_tokens in ((False, True) if "8" in dtypes[1] else (False,))
     ],
     3,
+    is_fixed=True,
 )
 def test_nothing_is_spilled(
     arch, dtypes, hdim, blocks, access, is_masked, has_features, has_tokens

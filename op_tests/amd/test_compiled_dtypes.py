@@ -197,6 +197,7 @@ def test_latent_attention(rng, arch, dtype):
         if access != "packed_pages" or is_v_column_major
     ],
     1,
+    is_fixed=True,
 )
 def test_nothing_is_spilled(arch, dtypes, hdims, access, modifiers, is_v_column_major):
     """With the widest queries a pair may go to accumulation registers, which counts as spilled."""

@@ -123,7 +123,9 @@ def test_pages_of_keys_and_of_values_are_as_far_apart(rng):
         assert "_turns_" not in explain(q, k, v.contiguous(), **options).plan.kernel
 
 
-@pytest.mark.sample(("kind", "is_masked"), list(itertools.product(_KINDS, (False, True))), 3)
+@pytest.mark.sample(
+    ("kind", "is_masked"), list(itertools.product(_KINDS, (False, True))), 3, is_fixed=True
+)
 def test_nothing_is_spilled(kind, is_masked):
     chip, dtype, hdims = kind
     arch = chip.removesuffix("-mi308")

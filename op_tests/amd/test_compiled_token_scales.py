@@ -133,6 +133,7 @@ def test_who_serves_them(rng, arch):
         if access != "wide_pages" or modifiers == NO_MODIFIERS
     ],
     1,
+    is_fixed=True,
 )
 def test_nothing_is_spilled(arch, dtypes, hdims, access, modifiers):
     names = {"fp8": "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"}

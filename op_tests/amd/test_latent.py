@@ -252,6 +252,7 @@ def test_hidden_values_and_later_maxima(rng, arch, heads):
         for is_masked in (False, True)
     ],
     2,
+    is_fixed=True,
 )
 def test_nothing_is_spilled(arch, dtype, row_blocks, access, is_masked):
     fp8 = "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"

@@ -249,6 +249,7 @@ def test_shares(rng, arch, mask):
     ("arch", "hdims", "is_masked", "access", "modifiers", "stacks_heads"),
     forward_kernels((256, 256), (192, 128), (160, 128), (128, 128), (96, 96), (64, 64)),
     2,
+    is_fixed=True,
 )
 def test_nothing_is_spilled(arch, hdims, is_masked, access, modifiers, stacks_heads):
     traits = ForwardTraits(
