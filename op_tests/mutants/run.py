@@ -40,7 +40,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from importlib import import_module
@@ -178,24 +178,29 @@ def _rebuilt(tree: Path, pattern: str, environment: dict[str, str]) -> Iterator[
 def _run(
     command: Sequence[str], tree: Path, environment: dict[str, str], timeout: float
 ) -> tuple[int | None, str]:
-    """A command's exit code and output; None where it did not end, and was ended."""
-    with subprocess.Popen(
-        command,
-        cwd=tree,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
+    """A command's exit code and output; None where it did not end, and was ended.
+
+    What it leaves running is ended with it, and is not waited for: some of it may hold the output.
+    """
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as output,
+        subprocess.Popen(
+            command,
+            cwd=tree,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process,
+    ):
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout)
+        code = process.poll()
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-            return None, process.communicate()[0]
-        return process.returncode, output
+        output.seek(0)
+        return code, output.read()
 
 
 class Runner:
