@@ -117,7 +117,7 @@ def call(name: str, **changes: Any) -> object:
             dropout_p=["0", None, False, np.zeros(1)],
             causal=[1.0, torch.ones(1), "False"],
             return_attn_probs=["no"],
-            window_size=[(1, 2, 3, 4), 3, None, {1, 2}, torch.ones(2, 2).int()],
+            window_size=[(1, 2, 3, 4), 3, {1, 2}, torch.ones(2, 2).int()],
             softmax_scale=["1"],
         ),
         ({"dropout_p": torch.zeros((), device="meta")}, TypeError, ["dropout_p", "meta"]),

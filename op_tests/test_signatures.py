@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 import jitfmha
+from jitfmha.flash_attn import flash_attn_interface
 
 _V3 = "q_descale=None, k_descale=None, v_descale=None"
 _PADDED = "cu_seqlens_q_padded=None, cu_seqlens_k_padded=None"
@@ -31,12 +32,38 @@ _FLASH_ATTN = (
     "alibi_slopes=None, deterministic=False, return_attn_probs=False"
 )
 
+_SIDES = "causal, window_size_left{0}, window_size_right{0}, softcap{1}, alibi_slopes{2}"
+_PASS = "dropout_p, softmax_scale, " + _SIDES
+_GRADIENTS_OF_PASS = "dout, q, k, v, out, softmax_lse, dq, dk, dv"
+_PASSES = {
+    "_flash_attn_forward": f"q, k, v, {_PASS.format('', '', '')}, return_softmax",
+    "_flash_attn_varlen_forward": (
+        f"q, k, v, {_GROUPS}, {_PASS.format('=-1', '=0.0', '=None')}, return_softmax=False, "
+        "block_table=None, leftpad_k=None, seqused_k=None, zero_tensors=False, num_splits=0"
+    ),
+    "_flash_attn_backward": (
+        f"{_GRADIENTS_OF_PASS}, {_PASS.format('', '', '')}, deterministic, rng_state=None"
+    ),
+    "_flash_attn_varlen_backward": (
+        f"{_GRADIENTS_OF_PASS}, {_GROUPS}, {_PASS.format('', '', '')}, deterministic, "
+        "rng_state=None, zero_tensors=False"
+    ),
+}
+
 # Of flash-attn 2.8, and of AITER.
 SIGNATURES = {
     "flash_attn_func": f"q, k, v, {_FLASH_ATTN}",
     "flash_attn_kvpacked_func": f"q, kv, {_FLASH_ATTN}",
     "flash_attn_qkvpacked_func": f"qkv, {_FLASH_ATTN}",
-    "flash_attn_varlen_func": f"q, k, v, {_GROUPS}, {_FLASH_ATTN}, block_table=None",
+    # vLLM leaves cu_seqlens_k out beside a block table, and passes by name what stands behind *.
+    "flash_attn_varlen_func": (
+        "q, k, v, cu_seqlens_q, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, "
+        f"{_FLASH_ATTN}, block_table=None, *, seqused_k=None, out=None, return_softmax_lse=False, "
+        "s_aux=None, num_splits=0, q_descale=None, k_descale=None, v_descale=None, "
+        "output_scale=None, scheduler_metadata=None, fa_version=None, cp_world_size=1, cp_rank=0, "
+        "cp_tot_seqused_k=None, q_v=None, dynamic_causal=None, mask_mod=None, aux_tensors=None"
+    ),
+    **{f"flash_attn.{name}": text for name, text in _PASSES.items()},
     "flash_attn_varlen_kvpacked_func": f"q, kv, {_GROUPS}, {_FLASH_ATTN}",
     "flash_attn_varlen_qkvpacked_func": f"qkv, cu_seqlens, max_seqlen, {_FLASH_ATTN}",
     "aiter.flash_attn_func": (
@@ -85,11 +112,13 @@ SIGNATURES = {
         f"{_GRADIENTS}, {_RANDOM}, {_PADDED}"
     ),
 }
+HOMES = {"aiter": jitfmha.aiter, "flash_attn": flash_attn_interface}
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signature(name):
     *package, function = name.split(".")
-    found = inspect.signature(getattr(jitfmha.aiter if package else jitfmha, function))
+    module = HOMES[package[0]] if package else jitfmha
+    found = inspect.signature(getattr(module, function))
     plain = [x.replace(annotation=x.empty) for x in found.parameters.values()]
     assert str(inspect.Signature(plain)) == f"({SIGNATURES[name]})"

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..call.interface import fmha_bwd
-from ..layers.peer_values import as_flag, as_int, ends_in
+from ..layers.peer_values import as_flag, as_int, ends_in, softmax_delta
 from ..problem.checks import describe, refuse_given, require_cu_seqlens
 from ..problem.memory import write_zeros
 from ..problem.packed_rows import sequences_of_rows
@@ -74,7 +74,7 @@ def _backward(
         atomic_fp32=atomic_fp32,
         **options,
     )
-    softmax_d = (dout.float() * out.float()).sum(-1).transpose(-1, -2).contiguous()
+    softmax_d = softmax_delta(dout, out)
     if not is_group:
         if sink is not None and d_sink is not None:
             of_rows = sink.expand(q.shape[0], -1)[..., None]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ..layers.peer_values import ends_in, with_contiguous_rows
+from ..layers.peer_values import ends_in, int32_vector, sums_of, with_contiguous_rows
 from ..problem.checks import describe
 from ..problem.packed_pages import are_packed, shape_of_keys
 from .forward import Attention, Results, called_by_models, forward_group
@@ -39,8 +39,7 @@ def _forward_pages(
         raise ValueError(f"block_table and seqlen_k go together; {missing} is missing")
     else:
         lengths = _int32_vector("seqlen_k", seqlen_k)
-    cu_seqlens_k = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    return forward_group(k=k, v=v, cu_seqlens_k=cu_seqlens_k, block_table=block_table, **others)
+    return forward_group(k=k, v=v, cu_seqlens_k=sums_of(lengths), block_table=block_table, **others)
 
 
 def _as_pages(name: str, x: Tensor) -> Tensor:
@@ -112,9 +111,7 @@ def _table_of_lists(
 
 
 def _int32_vector(name: str, x: Tensor) -> Tensor:
-    if not isinstance(x, Tensor) or x.dtype != torch.int32 or x.dim() != 1:
-        raise TypeError(f"{name} must be an int32 tensor of one dimension, got {describe(x)}")
-    if x.is_meta:
+    if int32_vector(name, x).is_meta:
         raise ValueError(f"{name} is on meta, where it has no values to find pages by")
     return x
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from ..call.interface import OFF
@@ -12,6 +11,7 @@ from ..layers.peer_values import (
     as_dropout_p,
     as_flag,
     as_int,
+    as_sink,
     as_softcap,
     as_softmax_scale,
     as_window_side,
@@ -45,8 +45,6 @@ def common_options(
     rounding = as_int("how_v3_bf16_cvt", how_v3_bf16_cvt)
     if not 0 <= rounding < len(BF16_CVTS):
         raise ValueError(f"how_v3_bf16_cvt={how_v3_bf16_cvt!r} is not known; use 0, 1 or 2")
-    if isinstance(sink_ptr, Tensor) and sink_ptr.dtype in (torch.bfloat16, torch.float16):
-        sink_ptr = sink_ptr.float()
     options = {
         "softmax_scale": as_softmax_scale(softmax_scale),
         "mask": 2 if as_flag("is_causal", is_causal) else 0,
@@ -56,7 +54,7 @@ def common_options(
         "logit_softcap": as_softcap("logits_soft_cap", logits_soft_cap) or OFF,
         "bf16_cvt": BF16_CVTS[rounding],
         "bias": bias_with_dimensions(bias, bias_dimensions),
-        "sink": sink_ptr,
+        "sink": as_sink(sink_ptr),
         **others,
     }
     return cast("AttentionOptions", options)

@@ -13,6 +13,7 @@ from ..problem.checks import describe, not_a_tensor
 
 __all__ = [
     "index_first_axis",
+    "index_first_axis_residual",
     "index_put_first_axis",
     "pad_input",
     "unpad_input",
@@ -31,6 +32,18 @@ def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:  # noqa: A002 - 
     _check_rows("input", input, at_least=2)
     _check_indices(indices)
     return input.index_select(0, indices)
+
+
+def index_first_axis_residual(
+    input: Tensor,  # noqa: A002 - flash-attn's name
+    indices: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """:func:`index_first_axis`, and a view of ``input``, for a sum that skips a layer.
+
+    Raises:
+        TypeError, ValueError, IndexError: as :func:`index_first_axis`.
+    """
+    return index_first_axis(input, indices), input.view_as(input)
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:

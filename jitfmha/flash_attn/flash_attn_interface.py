@@ -32,29 +32,21 @@ What they have in common:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, ParamSpec, Protocol, cast, overload
 
-import torch
 from torch import Tensor
 
-from ..call.interface import OFF, fmha_fwd
-from ..layers.kv_cache import check_page_numbers, flash_attn_with_kvcache, starts_in_batch
-from ..layers.peer_values import (
-    as_dropout_p,
-    as_flag,
-    as_length,
-    as_softcap,
-    as_softmax_scale,
-    as_window,
-    ends_in,
-    window_pair,
-    with_contiguous_rows,
+from ..layers.kv_cache import flash_attn_with_kvcache
+from ..layers.peer_values import as_flag, as_int, ends_in
+from ..problem.checks import refuse_given
+from .attend import attend
+from .without_gradients import (
+    _flash_attn_backward,
+    _flash_attn_forward,
+    _flash_attn_varlen_backward,
+    _flash_attn_varlen_forward,
 )
-from ..problem.arguments import Arguments, Options
-from ..problem.checks import describe, not_a_tensor, require_cu_seqlens, requires_any_grad
-from ..problem.dropout import new_rng_state
-from ..problem.float64_reference import signed_probabilities
 
 __all__ = [
     "flash_attn_func",
@@ -65,7 +57,19 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
 ]
-
+# Private, and imported by libraries nevertheless. In flash-attn the first four are functions, and
+# the others the operators of torch that these are registered as.
+_PASSES = (
+    "_flash_attn_forward",
+    "_flash_attn_backward",
+    "_flash_attn_varlen_forward",
+    "_flash_attn_varlen_backward",
+)
+OFFERED = (*_PASSES, *(f"_wrapped{name}" for name in _PASSES))
+_wrapped_flash_attn_forward = _flash_attn_forward
+_wrapped_flash_attn_backward = _flash_attn_backward
+_wrapped_flash_attn_varlen_forward = _flash_attn_varlen_forward
+_wrapped_flash_attn_varlen_backward = _flash_attn_varlen_backward
 
 P = ParamSpec("P")
 WithProbs = tuple[Tensor, Tensor, Tensor]
@@ -88,134 +92,40 @@ class Function(Protocol[P]):
         self, *arguments: Any, return_attn_probs: bool, **named: Any
     ) -> Attention: ...
     @overload
+    def __call__(  # type: ignore[overload-overlap]  # of flash_attn_varlen_func
+        self, *arguments: Any, return_softmax_lse: Literal[True], **named: Any
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
     def __call__(self, *arguments: P.args, **named: P.kwargs) -> Tensor: ...
 
 
-def _attending(declared: Callable[P, Attention]) -> Function[P]:
+# Of vLLM's function of this name. What is refused would change numbers.
+_REFUSED = ("q_v", "dynamic_causal", "mask_mod", "aux_tensors", "cp_tot_seqused_k")
+_WITHOUT_EFFECT = {"scheduler_metadata", "fa_version", "cp_rank"}
+
+
+def _attending(declared: Callable[P, Attention | tuple[Tensor, Tensor]]) -> Function[P]:
     return cast("Function[P]", ends_in(_attend)(declared))
 
 
-def _attend(
-    *,
-    dropout_p: object,
-    softmax_scale: object,
-    causal: object,
-    window_size: object,
-    softcap: object,
-    alibi_slopes: Tensor | None,
-    deterministic: object,
-    return_attn_probs: object,
-    block_table: Tensor | None = None,
-    **given: Any,
-) -> Attention:
-    """What all six end in; ``given`` are the tensors and the lengths of packed sequences."""
-    lengths = _lengths(given)
-    q, k, v = _tensors(given, is_group=bool(lengths))
-    left, right, sink_size = as_window(window_size)
-    drop = as_dropout_p(dropout_p)
-    options: Options = {
-        "softmax_scale": as_softmax_scale(softmax_scale),
-        "mask": 2 if as_flag("causal", causal) else 0,
-        "window_size": window_pair(left, right),
-        "sink_size": sink_size,
-        "logit_softcap": as_softcap("softcap", softcap) or OFF,
-        "alibi_slopes": alibi_slopes,
-        "dropout_p": drop or OFF,
-        # False is the default, and leaves the choice to torch's own setting.
-        "deterministic": as_flag("deterministic", deterministic) or None,
-        **lengths,
-    }
-    if block_table is not None:
-        ends = _checked_ends(k, v, block_table, options["cu_seqlens_k"])
-        if torch.is_grad_enabled() and requires_any_grad(q, k, v):
-            # The backward pass needs rows, and is followed by that of the gathering.
-            k, v, options["cu_seqlens_k_padded"] = _gathered(k, v, block_table, ends)
-        else:
-            options["block_table"] = with_contiguous_rows(block_table)
+def _attend(*, return_attn_probs: object, return_softmax_lse: object = False, **given: Any) -> Any:
+    """What all six end in."""
     with_probs = as_flag("return_attn_probs", return_attn_probs)
-    q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
-    if drop > 0 and with_probs and isinstance(q, Tensor):
-        options["rng_state"] = new_rng_state(q.device)
-    result = fmha_fwd(q, k, v, return_lse=with_probs, **options)
-    if isinstance(result, Tensor):
-        return result
-    out, softmax_lse = result
-    if drop > 0:
-        return out, softmax_lse, signed_probabilities(Arguments.of(q, k, v, options))
-    return out, softmax_lse, q.new_empty(0)
-
-
-def _lengths(given: Mapping[str, Any]) -> Options:
-    """Prefix sums and longest lengths as ``fmha_fwd`` takes them; empty in batch mode."""
-    if "cu_seqlens" in given:
-        sums, longest = given["cu_seqlens"], as_length("max_seqlen", given["max_seqlen"])
-        require_cu_seqlens(cu_seqlens=sums)
-        sums_q, sums_k, longest_q, longest_k = sums, sums, longest, longest
-    elif "cu_seqlens_q" in given:
-        sums_q, sums_k = given["cu_seqlens_q"], given["cu_seqlens_k"]
-        require_cu_seqlens(cu_seqlens_q=sums_q, cu_seqlens_k=sums_k)
-        longest_q = as_length("max_seqlen_q", given["max_seqlen_q"])
-        longest_k = as_length("max_seqlen_k", given["max_seqlen_k"])
-    else:
-        return {}
-    return {
-        "cu_seqlens_q": sums_q,
-        "cu_seqlens_k": sums_k,
-        "max_seqlen_q": longest_q,
-        "max_seqlen_k": longest_k,
-    }
-
-
-def _tensors(given: Mapping[str, Any], is_group: bool) -> Iterable[Tensor]:
-    """q, k and v, of packed tensors as views."""
-    if "qkv" in given:
-        return _unpacked("qkv", given["qkv"], is_group)
-    if "kv" in given:
-        return (given["q"], *_unpacked("kv", given["kv"], is_group))
-    return given["q"], given["k"], given["v"]
-
-
-def _unpacked(name: str, packed: Tensor, is_group: bool) -> tuple[Tensor, ...]:
-    """Views of q, k and v, or of k and v, in a tensor whose third last dimension holds them."""
-    expected = f"{'total_tokens' if is_group else 'batch, seqlen'}, {len(name)}, heads, hdim"
-    if not isinstance(packed, Tensor):
-        raise not_a_tensor(name, packed)
-    if packed.dim() != expected.count(",") + 1 or packed.shape[-3] != len(name):
-        raise ValueError(f"{name} has shape {tuple(packed.shape)}; expected ({expected})")
-    return packed.unbind(-3)
-
-
-def _checked_ends(k: Tensor, v: Tensor, block_table: Tensor, ends: Tensor | None) -> Tensor:
-    for name, x in (("k", k), ("v", v)):
-        if not isinstance(x, Tensor) or x.dim() != 4:
-            raise ValueError(
-                f"{name} is {describe(x)}; with a block_table it is (num_pages, page_size, heads, "
-                "hdim)"
-            )
-    is_table = isinstance(block_table, Tensor) and block_table.dtype == torch.int32
-    if not is_table or block_table.dim() != 2:
-        raise ValueError(
-            f"block_table is {describe(block_table)}; expected int32 (batch, most pages)"
-        )
-    if not isinstance(ends, Tensor) or ends.shape != (block_table.shape[0] + 1,):
-        raise ValueError(
-            f"cu_seqlens_k is {describe(ends)}; with a block_table of {block_table.shape[0]} rows "
-            f"it has {block_table.shape[0] + 1} entries"
-        )
-    return ends
-
-
-def _gathered(
-    k: Tensor, v: Tensor, block_table: Tensor, ends: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values of paged sequences as rows, and where each sequence starts in them."""
-    num_pages, page_size = k.shape[:2]
-    # What a table holds behind the last page of a sequence has no meaning.
-    first_keys = torch.arange(block_table.shape[1], device=k.device) * page_size
-    pages = block_table.long().where(first_keys < ends.diff()[:, None], 0)
-    check_page_numbers("k", pages, num_pages)
-    starts = starts_in_batch(pages.shape[0], pages.shape[1] * page_size, k.device)
-    return k[pages].flatten(0, 2), v[pages].flatten(0, 2), starts
+    with_lse = as_flag("return_softmax_lse", return_softmax_lse)
+    refuse_given(**{name: given.pop(name) for name in _REFUSED if name in given})
+    if as_int("cp_world_size", given.pop("cp_world_size", 1)) != 1:
+        raise NotImplementedError("cp_world_size is not 1: keys of other ranks are not known here")
+    for name in _WITHOUT_EFFECT & given.keys():
+        del given[name]
+    out, lse, probabilities, _ = attend(
+        with_lse=with_lse or with_probs,
+        with_probabilities=with_probs,
+        with_rng_state=with_probs,
+        **given,
+    )
+    if with_probs:
+        return out, lse, out.new_empty(0) if probabilities is None else probabilities
+    return (out, lse) if with_lse else out
 
 
 @_attending
@@ -274,14 +184,24 @@ def flash_attn_qkvpacked_func(
 @_attending
 def flash_attn_varlen_func(
     q: Tensor, k: Tensor, v: Tensor,
-    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
     dropout_p: float = 0.0, softmax_scale: float | None = None,
-    causal: bool = False, window_size: tuple[int, int] = (-1, -1),
+    causal: bool = False, window_size: tuple[int, int] | None = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False,
     block_table: Tensor | None = None,
-) -> Attention:  # fmt: skip
+    *,
+    seqused_k: Tensor | None = None, out: Tensor | None = None, return_softmax_lse: bool = False,
+    s_aux: Tensor | None = None, num_splits: int = 0,
+    q_descale: Tensor | None = None, k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None, output_scale: Tensor | None = None,
+    scheduler_metadata: Tensor | None = None, fa_version: int | None = None,
+    cp_world_size: int = 1, cp_rank: int = 0, cp_tot_seqused_k: Tensor | None = None,
+    q_v: Tensor | None = None, dynamic_causal: Tensor | None = None,
+    mask_mod: Callable[..., Any] | None = None, aux_tensors: list[Tensor] | None = None,
+) -> Attention | tuple[Tensor, Tensor]:  # fmt: skip
     """Attention over sequences of different lengths, packed one after the other (gm1).
 
     Args:
@@ -292,7 +212,21 @@ def flash_attn_varlen_func(
         block_table: int32 ``(b, most pages)``, the pages of each sequence, where k and v are
             ``(num_pages, page_size, hk, hdim)``, with any page size.
 
-    The other arguments, and what is raised: see the module.
+    The other arguments by position, and what is raised: see the module. vLLM's function of this
+    name has more, which are given by name:
+
+        seqused_k: int32 ``(b,)``, how many keys of each sequence count, from its first on; with a
+            block table it takes the place of cu_seqlens_k.
+        out: where to write the result, ``(total_q, hq, hdim_v)``.
+        return_softmax_lse: return ``(out, softmax_lse)``.
+        s_aux: ``(hq,)``, the ``sink`` of :func:`jitfmha.fmha_fwd`.
+        num_splits, q_descale, k_descale, v_descale: those of :func:`jitfmha.fmha_fwd`; scales have
+            no effect where keys have 16 or 32 bits.
+        output_scale: one number, which the result is divided by before it is written to an ``out``
+            of any dtype, such as fp8.
+        scheduler_metadata, fa_version: no effect.
+        q_v, dynamic_causal, mask_mod, aux_tensors, cp_tot_seqused_k: None; others are refused, as
+            is a ``cp_world_size`` other than 1.
 
     Returns:
         out ``(total_q, hq, hdim_v)``; with ``return_attn_probs`` also softmax_lse, float32

@@ -94,12 +94,18 @@ class StandIn(DistributionFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """How to import the package or one of its modules; None for what there is not."""
+        """How to import the package or one of its modules; None for those of other packages."""
         if fullname.partition(".")[0] != self.name:
             return None
         ours = find_spec(f"{_OURS}.{fullname}")
         if ours is None:
-            return None
+            raise ModuleNotFoundError(
+                f"No module named {fullname!r}: jitfmha stands in for {self.name}, and has its "
+                f"attention functions (docs/drop_ins.md lists them), not all of its modules. Where "
+                f"{fullname} is needed, install {self.name} and do not call jitfmha.install_as"
+                f"({self.name!r}); calls that are to be jitfmha's import jitfmha.{self.name}",
+                name=fullname,
+            )
         is_package = ours.submodule_search_locations is not None
         spec = ModuleSpec(fullname, self, origin=ours.origin, is_package=is_package)
         spec.has_location = True
@@ -110,7 +116,8 @@ class StandIn(DistributionFinder, Loader):
         ours = import_module(f"{_OURS}.{module.__name__}")
         module.__doc__ = ours.__doc__
         public = getattr(ours, "__all__", ())
-        vars(module).update({name: getattr(ours, name) for name in public}, __all__=list(public))
+        offered = (*public, *getattr(ours, "OFFERED", ()))
+        vars(module).update({name: getattr(ours, name) for name in offered}, __all__=list(public))
 
     def find_distributions(
         self, context: DistributionFinder.Context | None = None

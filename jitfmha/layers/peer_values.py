@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from ..problem.checks import with_clear_errors
+from ..problem.checks import describe, with_clear_errors
 from ..problem.mask import INT64_MAX, OPEN_WINDOW
 
 P = ParamSpec("P")
@@ -100,7 +100,8 @@ def as_dropout_p(value: object) -> float:
     dropout_p = as_number("dropout_p", value)
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p={value!r} must be at least 0 and less than 1")
-    return dropout_p
+    # Diffusers asks for 1e-30, to get an lse from flash-attn: that drops nothing.
+    return dropout_p if 1 - dropout_p < 1 else 0.0
 
 
 def as_softcap(name: str, value: object) -> float:
@@ -151,6 +152,46 @@ def as_window_side(name: str, side: object, given: object = None) -> int:
 def window_pair(left: int, right: int) -> tuple[int, int]:
     """The ``window_size`` of ``fmha_fwd``, which knows the open one quickly by its identity."""
     return OPEN_WINDOW if left == -1 and right == -1 else (left, right)
+
+
+def as_sink(sink: Tensor | None) -> Tensor | None:
+    """Sinks in float32, also of models that keep them with 16 bits."""
+    if isinstance(sink, Tensor) and sink.dtype in (torch.bfloat16, torch.float16):
+        return sink.float()
+    return sink
+
+
+def int32_vector(name: str, x: Tensor) -> Tensor:
+    """``x``, which is int32 of one dimension."""
+    if not isinstance(x, Tensor) or x.dtype != torch.int32 or x.dim() != 1:
+        raise TypeError(f"{name} must be an int32 tensor of one dimension, got {describe(x)}")
+    return x
+
+
+def sums_of(lengths: Tensor) -> Tensor:
+    """The prefix sums of lengths ``(b,)``, int32 ``(b + 1,)``."""
+    return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+
+
+def softmax_delta(dout: Tensor, out: Tensor) -> Tensor:
+    """The sum of ``dout * out`` for each query and head, with heads before queries."""
+    return (dout.float() * out.float()).sum(-1).transpose(-1, -2).contiguous()
+
+
+def quantized_into(out: Tensor | None, result: Tensor, output_scale: Tensor) -> Tensor:
+    """Write ``result / output_scale`` to ``out``, clamped to its range where it has 8 bits."""
+    if not isinstance(output_scale, Tensor) or output_scale.numel() != 1:
+        raise ValueError(f"output_scale is {describe(output_scale)}; expected a tensor of a number")
+    if out is None or out.shape != result.shape:
+        raise ValueError(
+            f"out is {describe(out)}; with output_scale its dtype says what is written, and its "
+            f"shape is {tuple(result.shape)}"
+        )
+    scaled = result.float() / output_scale
+    if out.dtype.itemsize == 1:
+        range_ = torch.finfo(out.dtype)
+        scaled = scaled.clamp(range_.min, range_.max)
+    return out.copy_(scaled)
 
 
 def with_contiguous_rows(x: Tensor) -> Tensor:

@@ -1,0 +1,187 @@
+"""What flash-attn's functions end in: their arguments as those of ``fmha_fwd``, and its results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..call.interface import OFF, fmha_fwd
+from ..layers.kv_cache import check_page_numbers, starts_in_batch
+from ..layers.peer_values import (
+    as_dropout_p,
+    as_flag,
+    as_int,
+    as_length,
+    as_sink,
+    as_softcap,
+    as_softmax_scale,
+    as_window,
+    int32_vector,
+    quantized_into,
+    sums_of,
+    window_pair,
+    with_contiguous_rows,
+)
+from ..problem.arguments import Arguments, Options
+from ..problem.checks import describe, not_a_tensor, require_cu_seqlens, requires_any_grad
+from ..problem.dropout import new_rng_state
+from ..problem.dtypes import EIGHT_BIT_DTYPES
+from ..problem.float64_reference import signed_probabilities
+from ..problem.mask import OPEN_WINDOW
+
+
+class Attended(NamedTuple):
+    """Results; what was not asked for, or is not there without dropout, is None."""
+
+    out: Tensor
+    lse: Tensor | None
+    probabilities: Tensor | None
+    rng_state: Tensor | None
+
+
+def attend(
+    *,
+    with_lse: bool,
+    with_probabilities: bool,
+    with_rng_state: bool,
+    dropout_p: object,
+    softmax_scale: object,
+    causal: object,
+    window_size: object,
+    softcap: object,
+    alibi_slopes: Tensor | None,
+    deterministic: object = False,
+    block_table: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    out: Tensor | None = None,
+    output_scale: Tensor | None = None,
+    num_splits: object = 0,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    **given: Any,
+) -> Attended:
+    """``given`` are the tensors and the lengths of packed sequences."""
+    lengths = _lengths(given, is_paged=block_table is not None)
+    q, k, v = _tensors(given, is_group=bool(lengths))
+    if window_size is None and "seqused_k" in given:  # as vLLM has it
+        window_size = OPEN_WINDOW
+    left, right, sink_size = as_window(window_size)
+    drop = as_dropout_p(dropout_p)
+    options: Options = {
+        "softmax_scale": as_softmax_scale(softmax_scale),
+        "mask": 2 if as_flag("causal", causal) else 0,
+        "window_size": window_pair(left, right),
+        "sink_size": sink_size,
+        "logit_softcap": as_softcap("softcap", softcap) or OFF,
+        "alibi_slopes": alibi_slopes,
+        "dropout_p": drop or OFF,
+        # False is the default, and leaves the choice to torch's own setting.
+        "deterministic": as_flag("deterministic", deterministic) or None,
+        "num_splits": as_int("num_splits", num_splits) or OFF,
+        "sink": as_sink(s_aux),
+        **lengths,
+    }
+    if isinstance(k, Tensor) and k.dtype in EIGHT_BIT_DTYPES:
+        # Beside others they have no meaning; vLLM gives them in any case.
+        options |= {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    if block_table is not None:
+        ends = _checked_ends(k, v, block_table, options["cu_seqlens_k"])
+        if torch.is_grad_enabled() and requires_any_grad(q, k, v):
+            # The backward pass needs rows, and is followed by that of the gathering.
+            k, v, options["cu_seqlens_k_padded"] = _gathered(k, v, block_table, ends)
+        else:
+            options["block_table"] = with_contiguous_rows(block_table)
+    q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
+    rng_state = None
+    if drop > 0 and with_rng_state and isinstance(q, Tensor):
+        rng_state = options["rng_state"] = new_rng_state(q.device)
+    if output_scale is None:
+        options["out"] = out
+    result = fmha_fwd(q, k, v, return_lse=with_lse, **options)
+    attended, lse = (result, None) if isinstance(result, Tensor) else result
+    if output_scale is not None:
+        attended = quantized_into(out, attended, output_scale)
+    probabilities = None
+    if with_probabilities and rng_state is not None:
+        probabilities = signed_probabilities(Arguments.of(q, k, v, options))
+    return Attended(attended, lse, probabilities, rng_state)
+
+
+def _lengths(given: Mapping[str, Any], is_paged: bool) -> Options:
+    """Prefix sums and longest lengths as ``fmha_fwd`` takes them; empty in batch mode."""
+    if "cu_seqlens" in given:
+        sums, longest = given["cu_seqlens"], as_length("max_seqlen", given["max_seqlen"])
+        require_cu_seqlens(cu_seqlens=sums)
+        sums_q, sums_k, longest_q, longest_k = sums, sums, longest, longest
+    elif "cu_seqlens_q" in given:
+        sums_q, sums_k = given["cu_seqlens_q"], given["cu_seqlens_k"]
+        longest_q = as_length("max_seqlen_q", given["max_seqlen_q"])
+        longest_k = as_length("max_seqlen_k", given["max_seqlen_k"])
+    else:
+        return {}
+    options: Options = {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
+    used = given.get("seqused_k")
+    if used is not None:
+        if not is_paged:
+            require_cu_seqlens(cu_seqlens_k=sums_k)
+            options["cu_seqlens_k_padded"] = sums_k
+        sums_k = sums_of(int32_vector("seqused_k", used))
+    require_cu_seqlens(cu_seqlens_q=sums_q, cu_seqlens_k=sums_k)
+    options |= {"cu_seqlens_q": sums_q, "cu_seqlens_k": sums_k}
+    return options
+
+
+def _tensors(given: Mapping[str, Any], is_group: bool) -> Iterable[Tensor]:
+    """q, k and v, of packed tensors as views."""
+    if "qkv" in given:
+        return _unpacked("qkv", given["qkv"], is_group)
+    if "kv" in given:
+        return (given["q"], *_unpacked("kv", given["kv"], is_group))
+    return given["q"], given["k"], given["v"]
+
+
+def _unpacked(name: str, packed: Tensor, is_group: bool) -> tuple[Tensor, ...]:
+    """Views of q, k and v, or of k and v, in a tensor whose third last dimension holds them."""
+    expected = f"{'total_tokens' if is_group else 'batch, seqlen'}, {len(name)}, heads, hdim"
+    if not isinstance(packed, Tensor):
+        raise not_a_tensor(name, packed)
+    if packed.dim() != expected.count(",") + 1 or packed.shape[-3] != len(name):
+        raise ValueError(f"{name} has shape {tuple(packed.shape)}; expected ({expected})")
+    return packed.unbind(-3)
+
+
+def _checked_ends(k: Tensor, v: Tensor, block_table: Tensor, ends: Tensor | None) -> Tensor:
+    for name, x in (("k", k), ("v", v)):
+        if not isinstance(x, Tensor) or x.dim() != 4:
+            raise ValueError(
+                f"{name} is {describe(x)}; with a block_table it is (num_pages, page_size, heads, "
+                "hdim)"
+            )
+    is_table = isinstance(block_table, Tensor) and block_table.dtype == torch.int32
+    if not is_table or block_table.dim() != 2:
+        raise ValueError(
+            f"block_table is {describe(block_table)}; expected int32 (batch, most pages)"
+        )
+    if not isinstance(ends, Tensor) or ends.shape != (block_table.shape[0] + 1,):
+        raise ValueError(
+            f"cu_seqlens_k is {describe(ends)}; with a block_table of {block_table.shape[0]} rows "
+            f"it has {block_table.shape[0] + 1} entries"
+        )
+    return ends
+
+
+def _gathered(
+    k: Tensor, v: Tensor, block_table: Tensor, ends: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values of paged sequences as rows, and where each sequence starts in them."""
+    num_pages, page_size = k.shape[:2]
+    # What a table holds behind the last page of a sequence has no meaning.
+    first_keys = torch.arange(block_table.shape[1], device=k.device) * page_size
+    pages = block_table.long().where(first_keys < ends.diff()[:, None], 0)
+    check_page_numbers("k", pages, num_pages)
+    starts = starts_in_batch(pages.shape[0], pages.shape[1] * page_size, k.device)
+    return k[pages].flatten(0, 2), v[pages].flatten(0, 2), starts
