@@ -54,6 +54,7 @@ forward pass with the same values:
 
 from __future__ import annotations
 
+from . import mla as mla
 from .backward import fmha_v3_bwd, fmha_v3_varlen_bwd, mha_bwd, mha_varlen_bwd
 from .batch_prefill import mha_batch_prefill, mha_batch_prefill_func
 from .forward import (
@@ -65,20 +66,45 @@ from .forward import (
     mha_varlen_fwd,
 )
 from .fp8 import flash_attn_fp8_pertensor_func, flash_attn_varlen_fp8_pertensor_func
+from .mla_metadata import (
+    get_mla_metadata_info_v1,
+    get_mla_metadata_v1,
+    get_ps_metadata_info_v1,
+    get_ps_metadata_v1,
+    mla_prefill_ps_asm_fwd,
+    mla_reduce_v1,
+)
+from .opus import fmha_fwd_bf16_opus_fwd, fmha_fwd_bf16_opus_varlen_fwd
+from .paged import OPERATORS as OPERATORS
+from .paged import pa_fwd_asm, paged_attention_ragged, paged_attention_v1
+
+OFFERED = ("mla",)
+"""What the package has beside its functions."""
 
 __all__ = [
     "flash_attn_fp8_pertensor_func",
     "flash_attn_func",
     "flash_attn_varlen_fp8_pertensor_func",
     "flash_attn_varlen_func",
+    "fmha_fwd_bf16_opus_fwd",
+    "fmha_fwd_bf16_opus_varlen_fwd",
     "fmha_v3_bwd",
     "fmha_v3_fwd",
     "fmha_v3_varlen_bwd",
     "fmha_v3_varlen_fwd",
+    "get_mla_metadata_info_v1",
+    "get_mla_metadata_v1",
+    "get_ps_metadata_info_v1",
+    "get_ps_metadata_v1",
     "mha_batch_prefill",
     "mha_batch_prefill_func",
     "mha_bwd",
     "mha_fwd",
     "mha_varlen_bwd",
     "mha_varlen_fwd",
+    "mla_prefill_ps_asm_fwd",
+    "mla_reduce_v1",
+    "pa_fwd_asm",
+    "paged_attention_ragged",
+    "paged_attention_v1",
 ]

@@ -31,7 +31,7 @@ def _forward_pages(
     if kv_block_descale is not None:
         others |= _scales_of_tokens(kv_block_descale, (num_pages, heads_k, 2), page_size, others)
     if block_table is None and seqlen_k is None:
-        block_table, lengths = _table_of_lists(
+        block_table, lengths = table_of_lists(
             kv_indptr, kv_page_indices, kv_last_page_lens, page_size=page_size
         )
     elif block_table is None or seqlen_k is None:
@@ -72,7 +72,7 @@ def _scales_of_tokens(
     return {"k_descale": of_tokens[..., 0], "v_descale": of_tokens[..., 1]}
 
 
-def _table_of_lists(
+def table_of_lists(
     kv_indptr: Tensor,
     kv_page_indices: Tensor,
     kv_last_page_lens: Tensor | None,

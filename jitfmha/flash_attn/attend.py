@@ -15,15 +15,15 @@ from ..layers.peer_values import (
     as_flag,
     as_int,
     as_length,
+    as_lengths,
     as_sink,
     as_softcap,
     as_softmax_scale,
     as_window,
-    int32_vector,
-    quantized_into,
     sums_of,
     window_pair,
     with_contiguous_rows,
+    written_to,
 )
 from ..problem.arguments import Arguments, Options
 from ..problem.checks import describe, not_a_tensor, require_cu_seqlens, requires_any_grad
@@ -104,7 +104,7 @@ def attend(
     result = fmha_fwd(q, k, v, return_lse=with_lse, **options)
     attended, lse = (result, None) if isinstance(result, Tensor) else result
     if output_scale is not None:
-        attended = quantized_into(out, attended, output_scale)
+        attended = written_to(out, attended, output_scale)
     probabilities = None
     if with_probabilities and rng_state is not None:
         probabilities = signed_probabilities(Arguments.of(q, k, v, options))
@@ -129,7 +129,7 @@ def _lengths(given: Mapping[str, Any], is_paged: bool) -> Options:
         if not is_paged:
             require_cu_seqlens(cu_seqlens_k=sums_k)
             options["cu_seqlens_k_padded"] = sums_k
-        sums_k = sums_of(int32_vector("seqused_k", used))
+        sums_k = sums_of(as_lengths("seqused_k", used))
     require_cu_seqlens(cu_seqlens_q=sums_q, cu_seqlens_k=sums_k)
     options |= {"cu_seqlens_q": sums_q, "cu_seqlens_k": sums_k}
     return options

@@ -13,6 +13,8 @@ from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
+from torch.library import Library
+
 if TYPE_CHECKING:
     from importlib.metadata._meta import SimplePath
 
@@ -69,6 +71,7 @@ class StandIn(DistributionFinder, Loader):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self._operators: Library | None = None
 
     def remove(self) -> None:
         """Take it back. What was imported meanwhile keeps the functions that it has."""
@@ -78,6 +81,9 @@ class StandIn(DistributionFinder, Loader):
             spec = getattr(module, "__spec__", None)
             if isinstance(spec, ModuleSpec) and spec.loader is self:
                 del sys.modules[name]
+        if self._operators is not None:
+            self._operators._destroy()
+            self._operators = None
 
     def __enter__(self) -> Self:
         return self
@@ -116,8 +122,19 @@ class StandIn(DistributionFinder, Loader):
         ours = import_module(f"{_OURS}.{module.__name__}")
         module.__doc__ = ours.__doc__
         public = getattr(ours, "__all__", ())
+        if module.__name__ == self.name:
+            self._define_operators(ours)
         offered = (*public, *getattr(ours, "OFFERED", ()))
         vars(module).update({name: getattr(ours, name) for name in offered}, __all__=list(public))
+
+    def _define_operators(self, ours: ModuleType) -> None:
+        """Put what torch finds as ``torch.ops.NAME`` in place, as importing the package does."""
+        schemas = getattr(ours, "OPERATORS", {})
+        if schemas and self._operators is None:
+            self._operators = Library(self.name, "FRAGMENT")
+            for name, schema in schemas.items():
+                self._operators.define(name + schema)
+                self._operators.impl(name, getattr(ours, name), "CompositeExplicitAutograd")
 
     def find_distributions(
         self, context: DistributionFinder.Context | None = None

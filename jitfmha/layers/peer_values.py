@@ -163,8 +163,17 @@ def as_sink(sink: Tensor | None) -> Tensor | None:
 
 def int32_vector(name: str, x: Tensor) -> Tensor:
     """``x``, which is int32 of one dimension."""
-    if not isinstance(x, Tensor) or x.dtype != torch.int32 or x.dim() != 1:
-        raise TypeError(f"{name} must be an int32 tensor of one dimension, got {describe(x)}")
+    return _vector(name, x, "int32", torch.int32)
+
+
+def as_lengths(name: str, x: Tensor) -> Tensor:
+    """``x``, which is int32 or int64 of one dimension."""
+    return _vector(name, x, "int32 or int64", torch.int32, torch.int64)
+
+
+def _vector(name: str, x: Tensor, expected: str, *dtypes: torch.dtype) -> Tensor:
+    if not isinstance(x, Tensor) or x.dtype not in dtypes or x.dim() != 1:
+        raise TypeError(f"{name} must be an {expected} tensor of one dimension, got {describe(x)}")
     return x
 
 
@@ -178,20 +187,26 @@ def softmax_delta(dout: Tensor, out: Tensor) -> Tensor:
     return (dout.float() * out.float()).sum(-1).transpose(-1, -2).contiguous()
 
 
-def quantized_into(out: Tensor | None, result: Tensor, output_scale: Tensor) -> Tensor:
-    """Write ``result / output_scale`` to ``out``, clamped to its range where it has 8 bits."""
-    if not isinstance(output_scale, Tensor) or output_scale.numel() != 1:
-        raise ValueError(f"output_scale is {describe(output_scale)}; expected a tensor of a number")
+def written_to(out: Tensor | None, result: Tensor, output_scale: Tensor | None = None) -> Tensor:
+    """``result`` in an ``out`` of any dtype; with ``output_scale`` divided by it.
+
+    Where ``out`` has 8 bits it holds the nearest that it can.
+    """
     if out is None or out.shape != result.shape:
         raise ValueError(
-            f"out is {describe(out)}; with output_scale its dtype says what is written, and its "
-            f"shape is {tuple(result.shape)}"
+            f"out is {describe(out)}; expected a tensor of shape {tuple(result.shape)}, of the "
+            "dtype that is to be written"
         )
-    scaled = result.float() / output_scale
+    if output_scale is not None:
+        if not isinstance(output_scale, Tensor) or output_scale.numel() != 1:
+            raise ValueError(
+                f"output_scale is {describe(output_scale)}; expected a tensor of one number"
+            )
+        result = result.float() / output_scale
     if out.dtype.itemsize == 1:
-        range_ = torch.finfo(out.dtype)
-        scaled = scaled.clamp(range_.min, range_.max)
-    return out.copy_(scaled)
+        largest = torch.finfo(out.dtype).max
+        result = result.clamp(-largest, largest)
+    return out.copy_(result)
 
 
 def with_contiguous_rows(x: Tensor) -> Tensor:

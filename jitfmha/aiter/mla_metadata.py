@@ -1,0 +1,279 @@
+"""AITER's functions that share out the work of latent attention, and those that work by that.
+
+Source: ``aiter/ops/attention.py`` of github.com/ROCm/aiter. Kernels here share out their work by
+themselves, so there is none in what ``get_mla_metadata_v1`` fills in, and nothing to put together.
+
+The prefill of projected keys, :func:`mla_prefill_ps_asm_fwd`, writes its result itself.
+Frameworks call :func:`mla_reduce_v1` after it, for the lse among others. Where
+:func:`get_ps_metadata_v1` is asked for that (``need_lse``), each tile of 256 queries of a sequence
+has one part, which :func:`mla_reduce_v1` reads: rows and lse of tile n start at row 256 n of the
+buffers for parts.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..layers.peer_values import as_flag, as_int, ends_in
+from ..layers.split_keys import flash_attn_combine
+from ..problem.checks import describe, with_clear_errors
+from ..problem.packed_rows import sequences_of_rows
+from .paged import attend_lists
+
+Shape = int | tuple[int, ...]
+Buffers = tuple[tuple[Shape, torch.dtype], ...]
+
+TILE = 256
+"""Queries of a part: of vLLM's and SGLang's buffers, which are whole tiles."""
+
+
+def _buffers(tiles: int) -> Buffers:
+    """Shapes and dtypes of work_metadata, work_indptr, work_info and the three of the reduction."""
+    kinds: tuple[Shape, ...] = 1, (1, 8), tiles + 1, (tiles, 2), tiles
+    return ((2, torch.uint64), *((shape, torch.int32) for shape in kinds))
+
+
+@with_clear_errors
+def get_mla_metadata_info_v1(
+    batch_size: int, max_seqlen_qo: int, num_head_qo: int, q_dtype: torch.dtype,
+    kv_dtype: torch.dtype, is_sparse: bool, fast_mode: bool = True, num_kv_splits: int = 32,
+    intra_batch_mode: bool = False, max_split_per_batch: int = -1,
+) -> Buffers:  # fmt: skip
+    """Shapes and dtypes of what :func:`get_mla_metadata_v1` fills in, in its order.
+
+    Nothing depends on the arguments.
+
+    Returns:
+        ``(shape, dtype)`` of work_metadata_ptrs, work_indptr, work_info_set, reduce_indptr,
+        reduce_final_map and reduce_partial_map.
+    """
+    return _buffers(1)
+
+
+def _fill_nothing(*, is_cp_round_robin: object = False, **filled: Any) -> None:
+    if as_flag("is_cp_round_robin", is_cp_round_robin):
+        raise NotImplementedError("is_cp_round_robin=True: keys of others are not known")
+    for name in ("work_indptr", "reduce_indptr"):
+        if not isinstance(filled[name], Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {describe(filled[name])}")
+        filled[name].zero_()
+
+
+@ends_in(_fill_nothing)
+def get_mla_metadata_v1(
+    seqlens_qo_indptr: Tensor, seqlens_kv_indptr: Tensor, kv_last_page_lens: Tensor,
+    num_heads_per_head_k: int, num_heads_k: int, is_causal: bool,
+    work_metadata_ptrs: Tensor, work_info_set: Tensor, work_indptr: Tensor,
+    reduce_indptr: Tensor, reduce_final_map: Tensor, reduce_partial_map: Tensor,
+    page_size: int = 1, kv_granularity: int = 16, max_seqlen_qo: int = -1, uni_seqlen_qo: int = -1,
+    fast_mode: bool = True, topk: int = -1, max_split_per_batch: int = -1,
+    intra_batch_mode: bool = False, is_cp_round_robin: bool = False, mla_version: int = 0,
+    dtype_q_nope: torch.dtype | None = None, dtype_q_rope: torch.dtype | None = None,
+    dtype_kv_nope: torch.dtype | None = None, dtype_kv_rope: torch.dtype | None = None,
+    dtype_q: torch.dtype | None = None, dtype_kv: torch.dtype | None = None,
+) -> None:  # fmt: skip
+    """Fill in that there is no work and nothing to put together.
+
+    ``work_indptr`` and ``reduce_indptr`` become 0; the other tensors have no meaning then.
+    :func:`jitfmha.aiter.mla.mla_decode_fwd` does not look at any of them. ``is_cp_round_robin`` is
+    refused; no other argument has an effect.
+    """
+
+
+@with_clear_errors
+def get_ps_metadata_info_v1(
+    batch_size: int, num_head_k: int, max_qlen: int, qlen_granularity: int = 256,
+    max_kvlen: int | None = None,
+) -> Buffers:  # fmt: skip
+    """Shapes and dtypes of what :func:`get_ps_metadata_v1` fills in.
+
+    Args:
+        batch_size, max_qlen: the sequences, and the most queries of one.
+        num_head_k, qlen_granularity, max_kvlen: no effect.
+
+    Returns:
+        as :func:`get_mla_metadata_info_v1`.
+    """
+    tiles = -(-as_int("max_qlen", max_qlen) // TILE)
+    return _buffers(max(1, as_int("batch_size", batch_size) * tiles))
+
+
+def _fill_tiles(
+    *,
+    seqlens_qo_indptr: Tensor,
+    reduce_indptr: Tensor,
+    reduce_final_map: Tensor,
+    reduce_partial_map: Tensor,
+    need_lse: object,
+    **others: Any,
+) -> None:
+    _fill_nothing(reduce_indptr=reduce_indptr, work_indptr=others["work_indptr"])
+    if not as_flag("need_lse", need_lse):
+        return
+    ends = seqlens_qo_indptr.tolist()
+    tiles = [
+        (start, min(start + TILE, end))
+        for first, end in pairwise(ends)
+        for start in range(first, end, TILE)
+    ]
+    count = len(tiles)
+    maps = {"reduce_final_map": reduce_final_map, "reduce_partial_map": reduce_partial_map}
+    for name, x in maps.items():
+        if len(x) < count:
+            raise ValueError(f"{name} is {describe(x)}; there are {count} tiles of {TILE} queries")
+    # What lies behind the last tile is empty.
+    reduce_indptr.copy_(torch.arange(len(reduce_indptr)).clamp(max=count))
+    reduce_final_map[:count] = torch.tensor(tiles, dtype=torch.int32).view(-1, 2)
+    reduce_partial_map[:count] = torch.arange(count) * TILE
+
+
+@ends_in(_fill_tiles)
+def get_ps_metadata_v1(
+    seqlens_qo_indptr: Tensor, pages_kv_indptr: Tensor, context_lens: Tensor,
+    gqa_ratio: int, num_heads_k: int,
+    work_metadata_ptrs: Tensor, work_indptr: Tensor, work_info: Tensor,
+    reduce_indptr: Tensor, reduce_final_map: Tensor, reduce_partial_map: Tensor,
+    qhead_granularity: int = 1, qlen_granularity: int = 256, kvlen_granularity: int = 16,
+    block_size: int = 16, is_causal: bool = True, need_lse: bool = False,
+) -> None:  # fmt: skip
+    """Fill in what :func:`mla_reduce_v1` is to do after :func:`mla_prefill_ps_asm_fwd`.
+
+    Args:
+        seqlens_qo_indptr: int32 ``(b + 1,)``, prefix sums of the numbers of queries, which are
+            read.
+        work_indptr: becomes 0.
+        reduce_indptr, reduce_final_map, reduce_partial_map: a part for each tile with ``need_lse``,
+            and nothing without; see the module.
+
+    No other argument has an effect.
+    """
+
+
+@with_clear_errors
+def mla_reduce_v1(
+    partial_output: Tensor, partial_lse: Tensor,
+    reduce_indptr: Tensor, reduce_final_map: Tensor | None, reduce_partial_map: Tensor,
+    max_seqlen_q: int, num_kv_splits: int | Tensor = 0,
+    final_output: Tensor | None = None, final_lse: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Put parts of attention together, each to some rows of the result.
+
+    Args:
+        partial_output: float32 ``(rows, h, hdim_v)`` or ``(rows, 1, h, hdim_v)``, of each part as
+            if it were all.
+        partial_lse: float32 ``(rows, h)`` or ``(rows, 1, h, 1)``.
+        reduce_indptr: int32 ``(n + 1,)``, which entries of reduce_partial_map are parts of which
+            tile. It and the maps are read.
+        reduce_final_map: int32 ``(n, 2)``, the first row of each tile in the result and the one
+            behind its last; None: max_seqlen_q rows each, one after the other.
+        reduce_partial_map: int32, where the rows of each part start.
+        num_kv_splits: no effect. Older versions of AITER do not have it, and the results are in its
+            place.
+        final_output, final_lse: where to write, ``(total_q, h, hdim_v)`` and float32
+            ``(total_q, h)``. Rows of no tile stay as they are.
+
+    Raises:
+        TypeError, ValueError: an argument breaks a rule.
+    """
+    if isinstance(num_kv_splits, Tensor):
+        final_output, final_lse = num_kv_splits, final_output
+    if not isinstance(final_output, Tensor) or final_output.dim() != 3:
+        raise ValueError(f"final_output is {describe(final_output)}; expected (total_q, h, hdim_v)")
+    heads, hdim_v = final_output.shape[1:]
+    rows = partial_output.reshape(-1, heads, hdim_v)
+    lse = partial_lse.reshape(-1, heads)
+    ends, parts = reduce_indptr.tolist(), reduce_partial_map.tolist()
+    length = as_int("max_seqlen_q", max_seqlen_q)
+    if reduce_final_map is None:
+        tiles = [(n * length, (n + 1) * length) for n in range(len(ends) - 1)]
+    else:
+        tiles = reduce_final_map.tolist()
+    for n, (start, end) in enumerate(pairwise(ends)):
+        if start == end:
+            continue
+        first, last = tiles[n]
+        of_parts = [slice(part, part + last - first) for part in parts[start:end]]
+        out, total = flash_attn_combine(
+            torch.stack([rows[x] for x in of_parts])[:, None],
+            torch.stack([lse[x] for x in of_parts])[:, None],
+        )
+        final_output[first:last] = out[0]
+        if final_lse is not None:
+            final_lse[first:last] = total[0]
+
+
+def _prefill(
+    *,
+    Q: Tensor,  # noqa: N803 - AITER's name
+    K: Tensor,  # noqa: N803
+    V: Tensor,  # noqa: N803
+    qo_indptr: Tensor,
+    kv_indptr: Tensor,
+    kv_page_indices: Tensor,
+    max_seqlen_q: object,
+    softmax_scale: object,
+    is_causal: object,
+    splitData: Tensor | None,  # noqa: N803
+    splitLse: Tensor | None,  # noqa: N803
+    output: Tensor,
+    q_scale: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    **_without_effect: Any,
+) -> None:
+    has_parts = isinstance(splitData, Tensor) and splitData.numel() > 0
+    out, lse = attend_lists(
+        q=Q,
+        k=K,
+        v=V,
+        out=output,
+        kv_indptr=kv_indptr,
+        kv_page_indices=kv_page_indices,
+        cu_seqlens_q=qo_indptr,
+        max_seqlen_q=max_seqlen_q,
+        softmax_scale=softmax_scale,
+        causal=is_causal,
+        q_descale=q_scale,
+        k_descale=k_scale,
+        v_descale=v_scale,
+        with_lse=has_parts,
+    )
+    if lse is None or splitData is None or splitLse is None:
+        return
+    sequence, within, is_used = sequences_of_rows(out.shape[0], qo_indptr, qo_indptr)
+    tiles = -(-qo_indptr.diff() // TILE)
+    first_tile = tiles.cumsum(0) - tiles
+    place = (first_tile[sequence] + within // TILE) * TILE + within % TILE
+    # There may be no room for parts that nobody reads.
+    fits = is_used & (place < splitLse.shape[0])
+    splitData[place[fits]] = out[fits].to(splitData.dtype)
+    splitLse[place[fits]] = lse.T[fits]
+
+
+@ends_in(_prefill)
+def mla_prefill_ps_asm_fwd(
+    Q: Tensor, K: Tensor, V: Tensor,  # noqa: N803
+    qo_indptr: Tensor, kv_indptr: Tensor, kv_page_indices: Tensor,
+    work_indptr: Tensor | None, work_info_set: Tensor | None,
+    max_seqlen_q: int, softmax_scale: float, is_causal: bool,
+    splitData: Tensor, splitLse: Tensor, output: Tensor,  # noqa: N803
+    q_scale: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Attention of packed queries over projected keys and values, one in a page.
+
+    Args:
+        Q: ``(total_q, hq, hdim)``; K: ``(num_pages, hk, hdim)``; V: ``(num_pages, hk, hdim_v)``.
+        qo_indptr: int32 ``(b + 1,)``, prefix sums of the numbers of queries.
+        kv_indptr, kv_page_indices: the keys of each sequence, as
+            :func:`jitfmha.aiter.mha_batch_prefill` has them.
+        softmax_scale: finite and > 0.
+        splitData, splitLse: float32 ``(rows, hq, hdim_v)`` and ``(rows, hq)``, for the parts that
+            :func:`mla_reduce_v1` reads; see the module. Without rows none are written.
+        output: where to write the result, ``(total_q, hq, hdim_v)``.
+        q_scale, k_scale, v_scale: what 8-bit tensors are multiplied with; no effect on others.
+        work_indptr, work_info_set: no effect.
+    """

@@ -1,0 +1,25 @@
+"""The place of AITER's functions for keys in pages and for latent attention."""
+
+from __future__ import annotations
+
+from ..mla_metadata import (
+    get_mla_metadata_info_v1,
+    get_mla_metadata_v1,
+    get_ps_metadata_info_v1,
+    get_ps_metadata_v1,
+    mla_prefill_ps_asm_fwd,
+    mla_reduce_v1,
+)
+from ..paged import pa_fwd_asm, paged_attention_ragged, paged_attention_v1
+
+__all__ = [
+    "get_mla_metadata_info_v1",
+    "get_mla_metadata_v1",
+    "get_ps_metadata_info_v1",
+    "get_ps_metadata_v1",
+    "mla_prefill_ps_asm_fwd",
+    "mla_reduce_v1",
+    "pa_fwd_asm",
+    "paged_attention_ragged",
+    "paged_attention_v1",
+]
