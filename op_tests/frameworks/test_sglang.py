@@ -1,0 +1,276 @@
+"""What SGLang's backend for AITER imports and calls.
+
+Read from ``python/sglang/srt/layers/attention/aiter_backend.py`` of github.com/sgl-project/sglang
+at commit 003c5589f7d3eca71d5d42127e611ee834162b91.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from closeness import assert_close
+from frameworks.serving import TARGETS, Serving, on
+from inputs import prefix_sums
+from refusals import refused
+from torch import Tensor
+
+from jitfmha import install_as
+from jitfmha.problem.float64_reference import attention_packed
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+IMPORTS = {
+    "aiter": [
+        "flash_attn_varlen_fp8_pertensor_func",
+        "flash_attn_varlen_func",
+        "get_mla_metadata_info_v1",
+        "get_mla_metadata_v1",
+        "get_ps_metadata_info_v1",
+        "get_ps_metadata_v1",
+        "mha_batch_prefill_func",
+        "mla_prefill_ps_asm_fwd",
+        "mla_reduce_v1",
+        "paged_attention_ragged",
+    ],
+    "aiter.mla": ["mla_decode_fwd", "mla_prefill_fwd"],
+    "aiter.ops.triton.attention.unified_attention": ["unified_attention"],
+}
+
+
+def names() -> dict[str, Callable[..., Any]]:
+    with install_as("aiter"):
+        modules = {name: importlib.import_module(name) for name in IMPORTS}
+        return {n: getattr(modules[module], n) for module, those in IMPORTS.items() for n in those}
+
+
+AITER = names()
+SCALE = 0.11
+
+
+def decode_ragged(it: Serving) -> Tensor:
+    """``forward_decode``: a key in each page."""
+    AITER["paged_attention_ragged"](
+        *(it.out, it.workspace, it.q, it.k, it.v, SCALE),
+        *(it.indptr, it.indices, it.last_page_lens, 1, 512),
+        *(None, "auto", "NHD", 0.0, it.one, it.one, None, 256),
+    )
+    return it.out
+
+
+def decode_unified(it: Serving) -> Tensor:
+    """``forward_decode`` and ``forward_extend`` of verified drafts, lengths being int64."""
+    AITER["unified_attention"](
+        q=it.q,
+        k=it.k,
+        v=it.v,
+        out=it.out,
+        cu_seqlens_q=it.cu_q,
+        seqused_k=it.seqlens_k.long(),
+        max_seqlen_q=max(it.lengths_q),
+        max_seqlen_k=it.table.shape[1] * it.page_size,
+        softmax_scale=SCALE,
+        causal=True,
+        window_size=(-1, -1),
+        block_table=it.table,
+        softcap=0,
+        q_descale=None,
+        k_descale=None,
+        v_descale=None,
+        sinks=None,
+    )
+    return it.out
+
+
+def extend(it: Serving) -> Tensor:
+    """``forward_extend`` over the cache."""
+    return AITER["mha_batch_prefill_func"](
+        *(it.q.contiguous(), it.k, it.v, it.cu_q, it.indptr, it.indices),
+        *(max(it.lengths_q), max(it.lengths_k)),
+        causal=True,
+        logits_soft_cap=0.0,
+        alibi_slopes=None,
+        return_lse=False,
+        return_attn_probs=False,
+        window_size=(-1, -1),
+        sink_ptr=None,
+        q_descale=None,
+        k_descale=None,
+        v_descale=None,
+        softmax_scale=SCALE,
+    )
+
+
+TOKENS = {"page_size": 1}
+CHUNKS = {"lengths_q": (1, 20, 3), "lengths_k": (1, 37, 70)}
+DRAFTS = {"lengths_q": (4, 4, 4), "lengths_k": (4, 37, 70)}
+SITES: list[tuple[Callable[[Serving], Tensor], dict[str, Any]]] = [
+    (decode_ragged, TOKENS),
+    (decode_unified, {}),
+    (decode_unified, DRAFTS),
+    (extend, TOKENS | CHUNKS),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("site", "batch"), SITES)
+def test_keys_in_pages(rng, target, site, batch):
+    it = Serving(rng, **batch)
+    with on(target):
+        out = site(it)
+    it.check(out, softmax_scale=SCALE)
+
+
+def metadata(it: Serving, dtype: torch.dtype) -> dict[str, Tensor]:
+    """``make_mla_decode_meta_data_buffer`` and ``make_mla_meta_data``."""
+    draft_num = max(it.lengths_q)
+    kinds = AITER["get_mla_metadata_info_v1"](
+        *(len(it.lengths_q), draft_num, it.q.shape[1], dtype, dtype),
+        is_sparse=False,
+        fast_mode=False,
+        num_kv_splits=32,
+        intra_batch_mode=True,
+    )
+    buffers = [torch.empty(shape, dtype=dtype) for shape, dtype in kinds]
+    work_metadata, work_indptr, work_info_set, *reduction = buffers
+    AITER["get_mla_metadata_v1"](
+        *(it.cu_q, it.indptr, it.last_page_lens, it.q.shape[1], 1, False),
+        *(work_metadata, work_info_set, work_indptr, *reduction),
+        kv_granularity=16,
+        max_seqlen_qo=draft_num,
+        uni_seqlen_qo=draft_num,
+        fast_mode=False,
+        max_split_per_batch=32,
+        intra_batch_mode=True,
+        dtype_q=dtype,
+        dtype_kv=dtype,
+    )
+    named = "reduce_indptr", "reduce_final_map", "reduce_partial_map"
+    return {
+        "work_meta_data": work_metadata,
+        "work_indptr": work_indptr,
+        "work_info_set": work_info_set,
+        **dict(zip(named, reduction, strict=True)),
+    }
+
+
+LATENT = {"page_size": 1, "heads": (3, 1), "hdim": 576, "rank": 512}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_latent_decode_and_verification(rng, target):
+    """``_mla_decode_fwd_with_head_pad``, with and without metadata."""
+    it = Serving(rng, **LATENT, **DRAFTS)
+    given = {"q_scale": None, "kv_scale": None, "intra_batch_mode": True, "num_kv_splits": None}
+    with on(target):
+        AITER["mla_decode_fwd"](
+            *(it.q, it.k.view(-1, 1, 1, 576), it.out),
+            qo_indptr=it.cu_q,
+            kv_indptr=it.indptr,
+            kv_indices=it.indices,
+            kv_last_page_lens=it.last_page_lens,
+            max_seqlen_q=4,
+            sm_scale=SCALE,
+            logit_cap=0.0,
+            **metadata(it, it.q.dtype),
+            **given,
+        )
+    it.check(it.out, softmax_scale=SCALE)
+
+
+def test_latent_prefill(rng):
+    """``forward_extend`` with a prefix, and the lse that ``mla_decode_fwd`` returns."""
+    it = Serving(rng, **LATENT, **CHUNKS)
+    lists = it.cu_q, it.indptr, it.indices, it.last_page_lens, 20
+    AITER["mla_prefill_fwd"](it.q, it.k, it.out, *lists, SCALE, 0.0)
+    it.check(it.out, softmax_scale=SCALE)
+    out, lse = AITER["mla_decode_fwd"](
+        it.q, it.k, torch.empty_like(it.out), *lists, sm_scale=SCALE, return_lse=True
+    )
+    it.check(out, lse.T, softmax_scale=SCALE)
+
+
+@pytest.mark.parametrize("need_lse", [False, True])
+def test_projected_prefill(rng, need_lse):
+    """``mla_fp8_prefill_attn``, in bf16; vLLM asks for the lse of this."""
+    lengths_q, lengths_k = (3, 300, 0), (3, 300, 40)
+    cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
+    q, k, v = (
+        torch.randn(rows, 2, hdim, generator=rng).bfloat16()
+        for rows, hdim in ((303, 64), (343, 64), (343, 64))
+    )
+    kinds = AITER["get_ps_metadata_info_v1"](
+        batch_size=3, num_head_k=2, max_qlen=300, qlen_granularity=256
+    )
+    work_metadata, work_indptr, work_info, *reduction = (
+        torch.empty(shape, dtype=dtype) for shape, dtype in kinds
+    )
+    AITER["get_ps_metadata_v1"](
+        *(cu_q, cu_k, cu_k.diff(), 1, 2, work_metadata, work_indptr, work_info, *reduction),
+        qhead_granularity=1,
+        qlen_granularity=256,
+        kvlen_granularity=128,
+        block_size=1,
+        is_causal=True,
+        **({"need_lse": True} if need_lse else {}),
+    )
+    parts = int(reduction[0][-1]) if need_lse else reduction[2].shape[0]
+    logits = torch.full((parts * 256, 2, 64), torch.nan)
+    attn_lse = torch.full((parts * 256, 2), torch.nan)
+    output = torch.full((303, 2, 64), torch.nan, dtype=torch.bfloat16)
+    final_lse = torch.full((303, 2), torch.nan)
+    scale = torch.ones(())
+    AITER["mla_prefill_ps_asm_fwd"](
+        *(q, k, v, cu_q, cu_k, torch.arange(343, dtype=torch.int32), work_indptr, work_info, 300),
+        *(SCALE, True, logits, attn_lse, output, scale, scale, scale),
+    )
+    AITER["mla_reduce_v1"](logits, attn_lse, *reduction, 256, 0, output, final_lse)
+    starts = cu_q.tolist()[:-1], cu_k.tolist()[:-1]
+    expected = attention_packed(
+        *(q, k, v, lengths_q, lengths_k, *starts), softmax_scale=SCALE, mask=2
+    )
+    lse = final_lse.T.contiguous() if need_lse else expected[1].float()
+    assert_close((output, lse), expected, q, k, v, SCALE)
+
+
+def test_parts_of_keys(rng):
+    """Two parts of a tile, one of another, none of a third; also as older versions are called."""
+    out, lse = torch.randn(12, 1, 2, 5, generator=rng), torch.randn(12, 1, 2, 1, generator=rng)
+    indptr = torch.tensor([0, 2, 2, 3], dtype=torch.int32)
+    final_map = torch.tensor([[0, 3], [3, 4], [4, 6]], dtype=torch.int32)
+    partial_map = torch.tensor([0, 8, 4], dtype=torch.int32)
+    weights = torch.stack([lse[:3], lse[8:11]]).double().softmax(0)
+    expected = (torch.stack([out[:3], out[8:11]]) * weights).sum(0)[:, 0]
+    for hint in ((0,), ()):
+        final, final_lse = torch.zeros(6, 2, 5), torch.zeros(6, 2)
+        AITER["mla_reduce_v1"](out, lse, indptr, final_map, partial_map, 4, *hint, final, final_lse)
+        torch.testing.assert_close(final[:3].double(), expected, rtol=1e-6, atol=1e-6)
+        total = torch.stack([lse[:3], lse[8:11]]).double().logsumexp(0)[:, 0, :, 0]
+        torch.testing.assert_close(final_lse[:3].double(), total, rtol=1e-6, atol=1e-6)
+        assert torch.equal(final[3], torch.zeros(2, 5))
+        torch.testing.assert_close(final[4:], out[4:6, 0])
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("mla_decode_fwd", {"cp_world_size": 2}),
+    ("mla_decode_fwd", {"nhead_kv": 2}),
+    ("get_mla_metadata_v1", {"is_cp_round_robin": True}),
+    ("paged_attention_ragged", {"mtp": 2}),
+    ("paged_attention_ragged", {"fp8_out_scale": torch.ones(1)}),
+    ("unified_attention", {"qq_bias": torch.ones(1)}),
+    ("unified_attention", {"skip_reduce": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), REFUSED)
+def test_refused_by_name(rng, name, changes):
+    """The other arguments are valid, or not looked at."""
+    it = Serving(rng, page_size=1)
+    valid = {"block_size": 1, "kv_cache_layout": "NHD", "mtp": 1}
+    valid |= {"kv_indptr": it.indptr, "kv_page_indices": it.indices}
+    parameters = inspect.signature(AITER[name]).parameters.values()
+    needed = {x.name: valid.get(x.name, it.k) for x in parameters if x.default is x.empty}
+    with refused(NotImplementedError, *changes):
+        AITER[name](**{**needed, **changes})

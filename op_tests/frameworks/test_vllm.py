@@ -1,0 +1,250 @@
+"""What vLLM calls, of flash-attn's stand-in and of AITER.
+
+Read from files of github.com/vllm-project/vllm, each at the commit that the table names. Functions
+of ``vllm.vllm_flash_attn`` take the same keywords as what it imports as ``flash_attn`` on ROCm.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from frameworks.serving import TARGETS, Serving, on
+from packed_pages import packed_keys, packed_values
+from refusals import refused
+from torch import Tensor
+
+import jitfmha
+from jitfmha import install_as
+from jitfmha.problem.float64_reference import attention_packed
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+flash_attn_varlen_func: Any = jitfmha.flash_attn_varlen_func
+with install_as("aiter"):
+    from aiter.ops.triton.unified_attention import unified_attention
+SCALE = 0.11
+CHUNKS = {"lengths_q": (1, 20, 3), "lengths_k": (1, 37, 70)}
+
+
+def flash_attn_backend(it: Serving) -> Tensor:
+    """``v1/attention/backends/flash_attn.py``, 5704f34f361c6c59a9c092c4e1e96730cc6dc14d."""
+    descale = it.one.expand(len(it.lengths_q), it.k.shape[2])
+    flash_attn_varlen_func(
+        q=it.q,
+        k=it.k,
+        v=it.v,
+        out=it.out,
+        cu_seqlens_q=it.cu_q,
+        max_seqlen_q=max(it.lengths_q),
+        seqused_k=it.seqlens_k,
+        max_seqlen_k=max(it.lengths_k),
+        softmax_scale=SCALE,
+        causal=True,
+        alibi_slopes=None,
+        window_size=[-1, -1],
+        block_table=it.table,
+        softcap=0.0,
+        scheduler_metadata=None,
+        fa_version=3,
+        q_descale=descale,
+        k_descale=descale,
+        v_descale=descale,
+        num_splits=1,
+        s_aux=None,
+    )
+    return it.out
+
+
+def aiter_unified(it: Serving) -> Tensor:
+    """``.../rocm_aiter_unified_attn.py``, 00e5aa02a6470e57ef1e606d1caf95c3e2677e41."""
+    unified_attention(
+        q=it.q,
+        k=it.k,
+        v=it.v,
+        out=it.out,
+        cu_seqlens_q=it.cu_q,
+        max_seqlen_q=max(it.lengths_q),
+        seqused_k=it.seqlens_k,
+        max_seqlen_k=max(it.lengths_k),
+        softmax_scale=SCALE,
+        causal=True,
+        alibi_slopes=None,
+        window_size=(-1, -1),
+        block_table=it.table,
+        softcap=0.0,
+        q_descale=None,
+        k_descale=it.one,
+        v_descale=it.one,
+        sinks=None,
+        output_scale=None,
+    )
+    return it.out
+
+
+def aiter_decode(it: Serving) -> Tensor:
+    """``v1/attention/backends/rocm_aiter_fa.py``, 002d0eb6012db14ad48a6db7abecdc1015f2da5d."""
+    with install_as("aiter"):
+        import aiter  # noqa: A004, F401 - puts the operator in place
+
+        torch.ops.aiter.paged_attention_v1(
+            *(it.out, it.workspace, it.q, it.k, it.v, SCALE, it.table),
+            *(it.cu_q[:-1], it.seqlens_k, max(it.lengths_k), None, "auto", "NHD", 0.0),
+            *(it.one, it.one, None, 256),
+        )
+    return it.out
+
+
+SITES: list[tuple[Callable[[Serving], Tensor], dict[str, Any]]] = [
+    (flash_attn_backend, CHUNKS),
+    (aiter_unified, CHUNKS),
+    (aiter_decode, {}),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("site", "batch"), SITES)
+def test_keys_in_pages(rng, target, site, batch):
+    it = Serving(rng, **batch)
+    with on(target):
+        out = site(it)
+    assert out is it.out
+    it.check(out, softmax_scale=SCALE)
+
+
+def test_packed_pages(rng):
+    """``pa_fwd_asm`` of ``rocm_aiter_fa.py``, with the cache that vLLM calls SHUFFLE."""
+    it = Serving(rng)
+    k, v = packed_keys(it.k), packed_values(it.v)
+    with on("gfx942"):
+        jitfmha.aiter.pa_fwd_asm(
+            Q=it.q,
+            K=k,
+            V=v,
+            block_tables=it.table,
+            context_lens=it.seqlens_k,
+            block_tables_stride0=it.table.stride(0),
+            K_QScale=None,
+            V_QScale=None,
+            out_=it.out,
+        )
+    it.check(it.out)
+
+
+def test_sequences_without_pages(rng):
+    """The encoder's call of ``flash_attn.py``, and the chunks of ``mla/prefill/flash_attn.py``."""
+    it = Serving(rng, **CHUNKS)
+    k, v = it.rows_k, it.rows_v
+    out, lse = flash_attn_varlen_func(
+        q=it.q,
+        k=k,
+        v=v,
+        cu_seqlens_q=it.cu_q,
+        cu_seqlens_k=it.cu_k,
+        max_seqlen_q=20,
+        max_seqlen_k=70,
+        softmax_scale=SCALE,
+        causal=True,
+        return_softmax_lse=True,
+        fa_version=2,
+        num_splits=1,
+    )
+    it.check(out, lse, softmax_scale=SCALE)
+
+
+def test_sinks_windows_and_soft_caps(rng):
+    it = Serving(rng, **CHUNKS)
+    sinks = torch.randn(4, generator=rng).bfloat16()
+    pages = {"block_table": it.table, "seqused_k": it.seqlens_k, "cu_seqlens_q": it.cu_q}
+    options = {"softmax_scale": SCALE, "causal": True, "softcap": 5.0}
+    lengths = {"max_seqlen_q": 20, "max_seqlen_k": 70}
+    expected = {"window_size": (8, 0), "sink": sinks.float(), "logit_softcap": 5.0}
+    out = flash_attn_varlen_func(
+        it.q, it.k, it.v, **pages, **lengths, **options, window_size=[8, 0], s_aux=sinks
+    )
+    it.check(out, softmax_scale=SCALE, **expected)
+    no_scales = dict.fromkeys(["q_descale", "k_descale", "v_descale"])
+    unified_attention(
+        *(it.q, it.k, it.v, it.out),
+        **pages,
+        **lengths,
+        **options,
+        **no_scales,
+        window_size=(8, 0),
+        sinks=sinks,
+    )
+    assert torch.equal(it.out, out)
+
+
+def test_scales_of_16_bits_are_those_of_the_call(rng):
+    """AITER multiplies with them; flash-attn 3 does not look at them."""
+    it = Serving(rng)
+    given = it.cu_q, 1, it.seqlens_k, 70, SCALE, True, (-1, -1), it.table, 0.0
+    unified_attention(it.q, it.k, it.v, it.out, *given, None, 2 * it.one, 4 * it.one)
+    it.check(it.out / 4, softmax_scale=2 * SCALE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16])
+def test_output_scale(rng, dtype):
+    it = Serving(rng)
+    out = torch.zeros(it.out.shape, dtype=dtype)
+    given = it.cu_q, 1, it.seqlens_k, 70, SCALE, True, (-1, -1), it.table, 0.0, None, None, None
+    unified_attention(it.q, it.k, it.v, it.out, *given)
+    unified_attention(it.q, it.k, it.v, out, *given, output_scale=torch.tensor(0.001))
+    exact = it.out.float() / torch.tensor(0.001)
+    limit = torch.finfo(dtype).max
+    assert torch.equal(out.float(), exact.clamp(-limit, limit).to(dtype).float())
+    with refused(ValueError, "out is None", "dtype"):
+        flash_attn_varlen_func(
+            *(it.q, it.k, it.v, it.cu_q),
+            seqused_k=it.seqlens_k,
+            block_table=it.table,
+            output_scale=it.one,
+        )
+
+
+def test_fp8_with_scales(rng):
+    """Keys, values and queries of 8 bits, with a scale of no dimension."""
+    it = Serving(rng)
+    fp8 = torch.float8_e4m3fn
+    q, k, v = (x.to(fp8) for x in (it.q, it.k, it.v))
+    scale = torch.tensor(0.5)
+    given = it.cu_q, 1, it.seqlens_k, 70, SCALE, True, (-1, -1), it.table, 0.0, scale, scale, scale
+    unified_attention(q, k, v, it.out, *given)
+    exact = [x.to(fp8).bfloat16() for x in (it.q, it.rows_k, it.rows_v)]
+    starts = it.cu_q.tolist()[:-1], it.cu_k.tolist()[:-1]
+    expected = attention_packed(
+        *(*exact, it.lengths_q, it.lengths_k, *starts), softmax_scale=SCALE / 4, mask=2
+    )
+    # Probabilities are rounded to 8 bits, too.
+    torch.testing.assert_close(it.out.double(), expected[0] / 2, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dynamic_causal": torch.ones(3)},
+        {"mask_mod": print},
+        {"aux_tensors": [torch.ones(3)]},
+        {"q_v": torch.ones(3)},
+        {"cp_world_size": 2},
+        {"cp_tot_seqused_k": torch.ones(3)},
+    ],
+)
+def test_refused_by_name(rng, changes):
+    it = Serving(rng)
+    pages = {"seqused_k": it.seqlens_k, "block_table": it.table}
+    with refused(NotImplementedError, *changes):
+        flash_attn_varlen_func(it.q, it.k, it.v, it.cu_q, **pages, **changes)
+
+
+def test_lengths_that_are_missing(rng):
+    it = Serving(rng)
+    with refused(ValueError, "cu_seqlens_k=None"):
+        flash_attn_varlen_func(it.q, it.rows_k, it.rows_v, it.cu_q, seqused_k=it.seqlens_k)
+    with refused(ValueError, "cu_seqlens_k=None"):
+        flash_attn_varlen_func(it.q, it.k, it.v, it.cu_q, block_table=it.table)
+    with refused(TypeError, "seqused_k", "float32"):
+        flash_attn_varlen_func(
+            it.q, it.k, it.v, it.cu_q, block_table=it.table, seqused_k=it.seqlens_k.float()
+        )
