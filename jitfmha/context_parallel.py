@@ -13,7 +13,7 @@ in forward and in backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .call.interface import OFF, fmha_bwd, fmha_fwd
-from .problem.checks import describe
+from .problem.arguments import OPTION_NAMES
+from .problem.checks import describe, refuse_unexpected
 from .problem.mask import OPEN_WINDOW, Mask, parse_mask
 
 _SEQUENCE = 1  # the dimension of sequences in q, k and v
@@ -140,6 +141,7 @@ def ring_attention(
     logit_softcap: float = 0.0,
     zigzag: bool = False,
     return_lse: bool = False,
+    **unserved: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of the rows of this process over the keys of all.
 
@@ -156,6 +158,7 @@ def ring_attention(
             whole sequences.
         zigzag: how the rows are divided, of q and of k and v.
         return_lse: also return the log-sum-exp.
+        unserved: the other options of :func:`jitfmha.fmha_fwd`, which are refused.
 
     Returns:
         out ``(b, rows, hq, hdim_v)``, q's dtype; or ``(out, lse)``, lse being float32
@@ -169,6 +172,7 @@ def ring_attention(
     Source: Liu et al., Ring Attention (arXiv 2310.01889); Brandon et al., Striped Attention
     (arXiv 2311.09431), for the balance.
     """
+    _refuse_options("ring_attention", unserved, _OPTIONS_OF_RINGS)
     options = {"softmax_scale": softmax_scale, "logit_softcap": logit_softcap or OFF}
     parsed = parse_mask(mask, window_size)
     seqlens = {"q": seqlen_q, "k": seqlen_q if seqlen_k is None else seqlen_k}
@@ -205,10 +209,7 @@ def all_to_all_attention(
 
     Source: Jacobs et al., DeepSpeed Ulysses (arXiv 2309.14509).
     """
-    for name in options:
-        if name not in _OPTIONS_BY_HEADS:
-            served = ", ".join(_OPTIONS_BY_HEADS)
-            raise TypeError(f"all_to_all_attention has no option {name}; it has {served}")
+    _refuse_options("all_to_all_attention", options, _OPTIONS_BY_HEADS)
     mask = parse_mask(options.get("mask", 0), options.get("window_size", OPEN_WINDOW))
     seqlens = {"q": seqlen_q, "k": seqlen_q if seqlen_k is None else seqlen_k}
     call = _checked_call(q, k, v, group, zigzag, seqlens, mask, {})
@@ -237,6 +238,20 @@ def all_to_all_attention(
     return rows, lse_rows[..., 0].transpose(1, 2)
 
 
+def _refuse_options(function: str, options: Iterable[str], served: Sequence[str]) -> None:
+    """Refuse options that are of ``fmha_fwd`` alone, or of no function."""
+    unknown = [name for name in options if name not in OPTION_NAMES]
+    if unknown:
+        refuse_unexpected(function, unknown, served)
+    for name in options:
+        if name not in served:
+            raise NotImplementedError(
+                f"{function} does not serve {name}; of the options of fmha_fwd it has "
+                f"{', '.join(served)}"
+            )
+
+
+_OPTIONS_OF_RINGS = ("softmax_scale", "mask", "window_size", "logit_softcap")
 _OPTIONS_BY_HEADS = (
     *("softmax_scale", "mask", "window_size", "logit_softcap", "sink_size", "num_splits"),
 )

@@ -199,8 +199,22 @@ def test_unexpected_keywords_say_what_is_meant(name, meant):
 
 def test_an_unexpected_keyword_like_nothing():
     q = torch.zeros(1, 4, 2, 8)
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'zzz'$"):
+    with pytest.raises(TypeError, match=r"^fmha_fwd got an unexpected keyword argument 'zzz'$"):
         fmha_fwd(q, q, q, zzz=1)
+    # It shares a word with softmax_scale.
+    with pytest.raises(TypeError, match=r"'output_scale'$"):
+        fmha_fwd(q, q, q, output_scale=1)
+
+
+def test_all_unexpected_keywords_are_named():
+    q = torch.zeros(1, 4, 2, 8)
+    wanted = "unexpected keyword arguments: 'zzz', 'scale' (did you mean softmax_scale?), 'yyy'"
+    backward = functools.partial(jitfmha.fmha_bwd, dout=q, out=q, lse=torch.zeros(1, 2, 4))
+    calls: dict[str, Any] = {"fmha_fwd": fmha_fwd, "explain": explain, "fmha_bwd": backward}
+    calls |= {"flash_attn_func": jitfmha.flash_attn_func}
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=re.escape(f"{name} got {wanted}")):
+            call(q=q, k=q, v=q, zzz=1, scale=1, yyy=2)
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])

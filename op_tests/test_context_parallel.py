@@ -11,7 +11,14 @@ import pytest
 import torch
 from subprocesses import run_python
 
-from jitfmha.context_parallel import _Call, _join, _Shards, _visible
+from jitfmha.context_parallel import (
+    _Call,
+    _join,
+    _Shards,
+    _visible,
+    all_to_all_attention,
+    ring_attention,
+)
 from jitfmha.problem.float64_reference import visible
 from jitfmha.problem.mask import parse_mask
 
@@ -93,6 +100,17 @@ def test_blocks_show_what_the_mask_shows(seed):
                 assert shown[[0, -1]].any(1).all()
                 assert shown[:, [0, -1]].any(0).all()
             assert torch.equal(found, seen), (seqlen_q, seqlen_k, diagonal, left, right)
+
+
+def test_options_that_are_not_served():
+    """Refused before anything is sent: those of ``fmha_fwd`` by name, others as unknown."""
+    x = torch.zeros(1, 4, 2, 8)
+    for function in (ring_attention, all_to_all_attention):
+        call: Any = function
+        with pytest.raises(NotImplementedError, match=f"{function.__name__} does not .* dropout_p"):
+            call(x, x, x, seqlen_q=4, dropout_p=0.1)
+        with pytest.raises(TypeError, match=f"^{function.__name__} got .* argument 'zzz'$"):
+            call(x, x, x, seqlen_q=4, zzz=1)
 
 
 def test_rows_that_have_seen_nothing_join_to_nothing(rng):

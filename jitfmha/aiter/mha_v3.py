@@ -18,6 +18,7 @@ from ..layers.peer_values import (
     as_softcap,
     as_softmax_scale,
     as_window,
+    drop_without_effect,
     ends_in,
     window_pair,
     with_contiguous_rows,
@@ -85,7 +86,7 @@ def _attend_cache(
     refuse_given(
         rotary_seqlens=rotary_seqlens, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new
     )
-    del others["pack_gqa"], others["max_seqlen_q"]
+    drop_without_effect(others, "pack_gqa", "max_seqlen_q")
     return kv_cache.flash_attn_with_kvcache(
         block_table=page_table, rotary_interleaved=False, **others
     )
@@ -119,7 +120,7 @@ def flash_attn_varlen_func(
     """:func:`flash_attn_func` for sequences that are packed one after the other."""
 
 
-@ends_in(_attend_cache)
+@ends_in(_attend_cache, block_table="page_table")
 def flash_attn_with_kvcache(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
     qv: Tensor | None = None, cache_seqlens: Tensor | int | None = None,

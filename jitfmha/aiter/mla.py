@@ -18,6 +18,7 @@ from ..layers.peer_values import (
     as_int,
     as_number,
     as_softmax_scale,
+    drop_without_effect,
     ends_in,
     sums_of,
     written_to,
@@ -49,8 +50,9 @@ def _attend(
     causal: object = True,
     return_lse: object = False,
     nhead_kv: object = 1,
-    **_without_effect: Any,
+    **without_effect: Any,
 ) -> tuple[Tensor, Tensor | None]:
+    drop_without_effect(without_effect, *tuple(without_effect))
     if as_int("cp_world_size", cp_world_size) != 1:
         raise NotImplementedError(f"cp_world_size={cp_world_size!r}: keys of others are not known")
     if as_int("nhead_kv", nhead_kv) != 1:
@@ -96,7 +98,25 @@ def _attend(
     return o, None if lse is None else lse.T
 
 
-@ends_in(_attend)
+_NAMES = {
+    "latent": "kv_buffer",
+    "k": "kv_buffer",
+    "v": "kv_buffer",
+    "out": "o",
+    "rank": "o",
+    "cu_seqlens_q": "qo_indptr",
+    "cu_seqlens_k": "kv_indptr",
+    "block_table": "kv_indices",
+    "kv_page_indices": "kv_indices",
+    "softmax_scale": "sm_scale",
+    "logit_softcap": "logit_cap",
+    "q_descale": "q_scale",
+    "k_descale": "kv_scale",
+    "v_descale": "kv_scale",
+}
+
+
+@ends_in(_attend, **_NAMES)
 def mla_decode_fwd(
     q: Tensor, kv_buffer: Tensor, o: Tensor,
     qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, kv_last_page_lens: Tensor | None,
@@ -138,7 +158,7 @@ def mla_decode_fwd(
     """
 
 
-@ends_in(_attend)
+@ends_in(_attend, **_NAMES)
 def mla_prefill_fwd(
     q: Tensor, kv_buffer: Tensor, o: Tensor,
     qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, kv_last_page_lens: Tensor | None,

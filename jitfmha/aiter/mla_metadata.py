@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..layers.peer_values import as_flag, as_int, ends_in
+from ..layers.peer_values import as_flag, as_int, drop_without_effect, ends_in, int32_vector
 from ..layers.split_keys import flash_attn_combine
-from ..problem.checks import describe, with_clear_errors
+from ..problem.checks import check_layout, describe, not_a_tensor, with_clear_errors
 from ..problem.packed_rows import sequences_of_rows
 from .paged import attend_lists
 
@@ -54,13 +54,20 @@ def get_mla_metadata_info_v1(
     return _buffers(1)
 
 
-def _fill_nothing(*, is_cp_round_robin: object = False, **filled: Any) -> None:
+def _fill_nothing(
+    *,
+    work_indptr: Tensor,
+    reduce_indptr: Tensor,
+    is_cp_round_robin: object = False,
+    **without_effect: Any,
+) -> None:
     if as_flag("is_cp_round_robin", is_cp_round_robin):
         raise NotImplementedError("is_cp_round_robin=True: keys of others are not known")
-    for name in ("work_indptr", "reduce_indptr"):
-        if not isinstance(filled[name], Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {describe(filled[name])}")
-        filled[name].zero_()
+    drop_without_effect(without_effect, *tuple(without_effect))
+    for name, x in (("work_indptr", work_indptr), ("reduce_indptr", reduce_indptr)):
+        int32_vector(name, x)
+        check_layout(name, x)
+        x.zero_()
 
 
 @ends_in(_fill_nothing)
@@ -111,24 +118,42 @@ def _fill_tiles(
     need_lse: object,
     **others: Any,
 ) -> None:
-    _fill_nothing(reduce_indptr=reduce_indptr, work_indptr=others["work_indptr"])
+    maps = {"reduce_final_map": reduce_final_map, "reduce_partial_map": reduce_partial_map}
     if not as_flag("need_lse", need_lse):
+        maps["seqlens_qo_indptr"] = seqlens_qo_indptr
+        _fill_nothing(reduce_indptr=reduce_indptr, **maps, **others)
         return
-    ends = seqlens_qo_indptr.tolist()
+    ends = _read("seqlens_qo_indptr", seqlens_qo_indptr, dimensions=1)
+    if ends != sorted(ends) or ends[:1] not in ([0], []):
+        raise ValueError(f"seqlens_qo_indptr is {ends}; expected ascending numbers from 0")
     tiles = [
         (start, min(start + TILE, end))
         for first, end in pairwise(ends)
         for start in range(first, end, TILE)
     ]
     count = len(tiles)
-    maps = {"reduce_final_map": reduce_final_map, "reduce_partial_map": reduce_partial_map}
-    for name, x in maps.items():
-        if len(x) < count:
-            raise ValueError(f"{name} is {describe(x)}; there are {count} tiles of {TILE} queries")
+    for (name, x), shape in zip(maps.items(), ((2,), ()), strict=True):
+        is_map = isinstance(x, Tensor) and x.dtype == torch.int32 and x.dim() == 1 + len(shape)
+        if not is_map or x.shape[1:] != shape or len(x) < count:
+            raise ValueError(f"{name} is {describe(x)}; expected int32 {(f'>= {count}', *shape)}")
+        check_layout(name, x)
+    if len(int32_vector("reduce_indptr", reduce_indptr)) <= count:
+        raise ValueError(f"reduce_indptr is {describe(reduce_indptr)}; there are {count} tiles")
+    _fill_nothing(reduce_indptr=reduce_indptr, **others)
     # What lies behind the last tile is empty.
     reduce_indptr.copy_(torch.arange(len(reduce_indptr)).clamp(max=count))
     reduce_final_map[:count] = torch.tensor(tiles, dtype=torch.int32).view(-1, 2)
     reduce_partial_map[:count] = torch.arange(count) * TILE
+
+
+def _read(name: str, x: Tensor, dimensions: int) -> list[Any]:
+    """The numbers of an int32 tensor, read from where they are."""
+    if not isinstance(x, Tensor) or x.dtype != torch.int32 or x.dim() != dimensions:
+        raise TypeError(f"{name} is {describe(x)}; expected int32 of {dimensions} dimensions")
+    check_layout(name, x)
+    if x.is_meta:
+        raise ValueError(f"{name} is on meta, where it has no values")
+    return x.tolist()
 
 
 @ends_in(_fill_tiles)
@@ -183,19 +208,41 @@ def mla_reduce_v1(
         final_output, final_lse = num_kv_splits, final_output
     if not isinstance(final_output, Tensor) or final_output.dim() != 3:
         raise ValueError(f"final_output is {describe(final_output)}; expected (total_q, h, hdim_v)")
-    heads, hdim_v = final_output.shape[1:]
-    rows = partial_output.reshape(-1, heads, hdim_v)
-    lse = partial_lse.reshape(-1, heads)
-    ends, parts = reduce_indptr.tolist(), reduce_partial_map.tolist()
+    check_layout("final_output", final_output)
+    total_q, heads, hdim_v = final_output.shape
+    if final_lse is not None:
+        if not isinstance(final_lse, Tensor) or final_lse.shape != (total_q, heads):
+            raise ValueError(f"final_lse is {describe(final_lse)}; expected {(total_q, heads)}")
+        check_layout("final_lse", final_lse)
+    rows = _parts("partial_output", partial_output, (heads, hdim_v))
+    lse = _parts("partial_lse", partial_lse, (heads,))
+    ends = _read("reduce_indptr", reduce_indptr, dimensions=1)
+    parts = _read("reduce_partial_map", reduce_partial_map, dimensions=1)
+    if ends != sorted(ends) or (ends and not 0 <= ends[0] <= ends[-1] <= len(parts)):
+        raise ValueError(
+            f"reduce_indptr is {ends}; expected ascending numbers up to the {len(parts)} entries "
+            "of reduce_partial_map"
+        )
     length = as_int("max_seqlen_q", max_seqlen_q)
     if reduce_final_map is None:
-        tiles = [(n * length, (n + 1) * length) for n in range(len(ends) - 1)]
+        tiles = [[n * length, (n + 1) * length] for n in range(len(ends) - 1)]
     else:
-        tiles = reduce_final_map.tolist()
+        tiles = _read("reduce_final_map", reduce_final_map, dimensions=2)
     for n, (start, end) in enumerate(pairwise(ends)):
         if start == end:
             continue
+        if n >= len(tiles) or len(tiles[n]) != 2 or not 0 <= tiles[n][0] <= tiles[n][1] <= total_q:
+            raise ValueError(
+                f"reduce_final_map has {tiles[n : n + 1]} for tile {n}; expected the first and the "
+                f"end of some of the {total_q} rows of final_output"
+            )
         first, last = tiles[n]
+        room = min(len(rows), len(lse)) - (last - first)
+        if not all(0 <= part <= room for part in parts[start:end]):
+            raise ValueError(
+                f"reduce_partial_map has {parts[start:end]} for tile {n} of {last - first} rows; "
+                f"partial_output has {len(rows)} rows, partial_lse {len(lse)}"
+            )
         of_parts = [slice(part, part + last - first) for part in parts[start:end]]
         out, total = flash_attn_combine(
             torch.stack([rows[x] for x in of_parts])[:, None],
@@ -204,6 +251,18 @@ def mla_reduce_v1(
         final_output[first:last] = out[0]
         if final_lse is not None:
             final_lse[first:last] = total[0]
+
+
+def _parts(name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Parts as ``(rows, *shape)``, which may have dimensions of 1 between."""
+    if not isinstance(x, Tensor) or x.dtype != torch.float32:
+        raise TypeError(f"{name} must be a float32 tensor, got {describe(x)}")
+    check_layout(name, x)
+    if x.is_meta:
+        raise ValueError(f"{name} is on meta, where it has no values")
+    if [n for n in x.shape[1:] if n != 1] != [n for n in shape if n != 1] or x.dim() == 0:
+        raise ValueError(f"{name} is {describe(x)}; expected {('rows', *shape)}")
+    return x.reshape(len(x), *shape)
 
 
 def _prefill(
@@ -223,8 +282,15 @@ def _prefill(
     q_scale: Tensor | None,
     k_scale: Tensor | None,
     v_scale: Tensor | None,
-    **_without_effect: Any,
+    **without_effect: Any,
 ) -> None:
+    drop_without_effect(without_effect, *tuple(without_effect))
+    parts = {"splitData": splitData, "splitLse": splitLse}
+    for name, x in parts.items():
+        if x is not None and not isinstance(x, Tensor):
+            raise not_a_tensor(name, x)
+        if x is not None:
+            check_layout(name, x)
     has_parts = isinstance(splitData, Tensor) and splitData.numel() > 0
     out, lse = attend_lists(
         q=Q,
@@ -254,7 +320,20 @@ def _prefill(
     splitLse[place[fits]] = lse.T[fits]
 
 
-@ends_in(_prefill)
+@ends_in(
+    _prefill,
+    q="Q",
+    k="K",
+    v="V",
+    out="output",
+    cu_seqlens_q="qo_indptr",
+    cu_seqlens_k="kv_indptr",
+    block_table="kv_page_indices",
+    q_descale="q_scale",
+    k_descale="k_scale",
+    v_descale="v_scale",
+    causal="is_causal",
+)
 def mla_prefill_ps_asm_fwd(
     Q: Tensor, K: Tensor, V: Tensor,  # noqa: N803
     qo_indptr: Tensor, kv_indptr: Tensor, kv_page_indices: Tensor,

@@ -59,7 +59,13 @@ def fmha_fwd_bf16_opus_fwd(
     """
 
 
-@ends_in(_group)
+@ends_in(
+    _group,
+    cu_seqlens_q="seqstart_q",
+    cu_seqlens_k="seqstart_k",
+    cu_seqlens_q_padded="seqstart_q_pad",
+    cu_seqlens_k_padded="seqstart_k_pad",
+)
 def fmha_fwd_bf16_opus_varlen_fwd(
     q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool,
     seqstart_q: Tensor, seqstart_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,

@@ -21,6 +21,7 @@ from ..layers.peer_values import (
     as_softcap,
     as_softmax_scale,
     as_window,
+    drop_without_effect,
     ends_in,
     sums_of,
     window_pair,
@@ -28,7 +29,7 @@ from ..layers.peer_values import (
     written_to,
 )
 from ..problem.arguments import Options
-from ..problem.checks import describe, refuse_given
+from ..problem.checks import check_layout, describe, not_a_tensor, refuse_given
 from ..problem.dtypes import EIGHT_BIT_DTYPES, out_dtype_of
 from .batch_prefill import table_of_lists
 
@@ -82,6 +83,8 @@ def attend_pages(
     There is one query for each sequence, or as many as ``cu_seqlens_q`` says. Scales have a meaning
     with 8-bit keys only.
     """
+    if not isinstance(q, Tensor):
+        raise not_a_tensor("q", q)
     if cu_seqlens_q is None:
         cu_seqlens_q = starts_in_batch(lengths_k.shape[0], 1, lengths_k.device)
     options: Options = {
@@ -98,9 +101,14 @@ def attend_pages(
         "block_table": with_contiguous_rows(block_table),
         "num_splits": num_splits or OFF,
     }
-    if isinstance(k, Tensor) and k.dtype in EIGHT_BIT_DTYPES:
-        for name, x in (("q", q_descale), ("k", k_descale), ("v", v_descale)):
-            options[f"{name}_descale"] = _descale(x)  # type: ignore[literal-required]
+    has_8_bits = isinstance(k, Tensor) and k.dtype in EIGHT_BIT_DTYPES
+    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    for name, x in scales.items():
+        if isinstance(x, Tensor):
+            check_layout(name, x)
+        if has_8_bits:  # they may have no dimension
+            given = x.reshape(1) if isinstance(x, Tensor) and x.numel() == 1 else x
+            options[name] = given  # type: ignore[literal-required]
     is_of_result = isinstance(out, Tensor) and out.dtype == out_dtype_of(q.dtype)
     if is_of_result and output_scale is None:
         options["out"] = out
@@ -121,11 +129,6 @@ def attend_lists(
             raise ValueError(f"{name} is {describe(x)}; expected (num_pages, heads, hdim)")
     table, lengths = table_of_lists(kv_indptr, kv_page_indices, None, page_size=1)
     return attend_pages(k=k[:, None], v=v[:, None], lengths_k=lengths, block_table=table, **others)
-
-
-def _descale(x: Tensor | None) -> Tensor | None:
-    """The scale of a tensor also where it has no dimension; others as they are."""
-    return x.reshape(1) if isinstance(x, Tensor) and x.numel() == 1 else x
 
 
 def _unified(
@@ -153,7 +156,8 @@ def _unified(
     as_flag("shuffled_kv_cache", shuffled_kv_cache)  # packed pages have five dimensions
     if isinstance(k, Tensor) and k.dtype not in EIGHT_BIT_DTYPES:
         # AITER multiplies with them, whatever the dtype. Frameworks pass ones.
-        q = _multiplied(_multiplied(q, q_descale), k_descale)
+        q = _multiplied(q, "q_descale", q_descale)
+        q = _multiplied(q, "k_descale", k_descale)
     attend_pages(
         q=q,
         k=k,
@@ -169,21 +173,22 @@ def _unified(
         **others,
     )
     if isinstance(k, Tensor) and k.dtype not in EIGHT_BIT_DTYPES and v_descale is not None:
-        out.copy_(_multiplied(out, v_descale))
+        out.copy_(_multiplied(out, "v_descale", v_descale))
     return out
 
 
-def _multiplied(x: Tensor, scale: Tensor | None) -> Tensor:
-    """``x`` times the first number of a scale; nothing is read from a GPU."""
+def _multiplied(x: Tensor, name: str, scale: Tensor | None) -> Tensor:
+    """``x`` times the first number of a scale, of that name; nothing is read from a GPU."""
     if scale is None or not isinstance(x, Tensor):
         return x
     if not isinstance(scale, Tensor) or scale.numel() == 0:
-        raise ValueError(f"a scale is {describe(scale)}; expected a tensor of one number")
+        raise ValueError(f"{name} is {describe(scale)}; expected a tensor of one number")
+    check_layout(name, scale)
     first = scale.reshape(-1)[0]
     return x if scale.device.type == "cpu" and first == 1 else x * first.to(x.dtype)
 
 
-@ends_in(_unified)
+@ends_in(_unified, cu_seqlens_k="seqused_k", sink="sinks", logits_soft_cap="softcap")
 def unified_attention(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor,
     cu_seqlens_q: Tensor, max_seqlen_q: int, seqused_k: Tensor, max_seqlen_k: int,
@@ -257,7 +262,7 @@ def _classic(
 
 def _rows_of_pages(name: str, cache: Tensor, layout: object) -> Tensor:
     """A cache as ``(num_pages, page_size, hk, hdim)``."""
-    if layout not in ("NHD", "HND"):
+    if not isinstance(layout, str) or layout not in ("NHD", "HND"):
         raise ValueError(f"kv_cache_layout={layout!r} is not known; use 'NHD' or 'HND'")
     if not isinstance(cache, Tensor) or cache.dim() != 4:
         raise ValueError(f"{name} is {describe(cache)}; expected four dimensions")
@@ -274,11 +279,10 @@ def _v1(
     sliding_window: object,
     **others: Any,
 ) -> Tensor:
-    for name in ("workspace_buffer", "kv_cache_dtype", "partition_size"):
-        del others[name]
+    drop_without_effect(others, "workspace_buffer", "kv_cache_dtype", "partition_size")
     if cu_query_lens is not None:
         # vLLM passes where each query is, without where the last one ends.
-        as_lengths("cu_query_lens", cu_query_lens)
+        check_layout("cu_query_lens", as_lengths("cu_query_lens", cu_query_lens))
     window = as_int("sliding_window", sliding_window)
     return _classic(
         query=query,
@@ -298,15 +302,26 @@ def _ragged(
     block_size: object,
     **others: Any,
 ) -> Tensor:
-    for name in ("workspace_buffer", "kv_cache_dtype", "partition_size", "max_num_partitions"):
-        del others[name]
+    drop_without_effect(others, "workspace_buffer", "kv_cache_dtype", "partition_size")
+    drop_without_effect(others, "max_num_partitions")
     page_size = as_int("block_size", block_size)
     last = None if page_size == 1 else kv_last_page_lens
     table, lengths = table_of_lists(kv_indptr, kv_page_indices, last, page_size=page_size)
     return _classic(lengths_k=lengths, block_table=table, **others)
 
 
-@ends_in(_v1)
+_CLASSIC_NAMES = {
+    "q": "query",
+    "k": "key_cache",
+    "v": "value_cache",
+    "softmax_scale": "scale",
+    "max_seqlen_k": "max_context_len",
+    "k_descale": "k_scale",
+    "v_descale": "v_scale",
+}
+
+
+@ends_in(_v1, **_CLASSIC_NAMES, block_table="block_tables", cu_seqlens_k="context_lens")
 def paged_attention_v1(
     out: Tensor, workspace_buffer: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor,
     scale: float, block_tables: Tensor, cu_query_lens: Tensor | None, context_lens: Tensor,
@@ -337,7 +352,7 @@ def paged_attention_v1(
     """
 
 
-@ends_in(_ragged)
+@ends_in(_ragged, **_CLASSIC_NAMES, block_table="kv_page_indices", cu_seqlens_k="kv_indptr")
 def paged_attention_ragged(
     out: Tensor, workspace_buffer: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor,
     scale: float, kv_indptr: Tensor, kv_page_indices: Tensor, kv_last_page_lens: Tensor | None,
@@ -367,7 +382,7 @@ def _asm(
     qo_indptr: Tensor | None,
     **others: Any,
 ) -> Tensor:
-    del others["block_tables_stride0"], others["high_precision"], others["kernelName"]
+    drop_without_effect(others, "block_tables_stride0", "high_precision", "kernelName")
     return attend_pages(
         q=Q,
         k=K,
@@ -391,7 +406,19 @@ def _of_tokens(scale: Tensor | None) -> Tensor | None:
     return scale
 
 
-@ends_in(_asm)
+@ends_in(
+    _asm,
+    q="Q",
+    k="K",
+    v="V",
+    out="out_",
+    block_table="block_tables",
+    cu_seqlens_q="qo_indptr",
+    cu_seqlens_k="context_lens",
+    max_seqlen_q="max_qlen",
+    k_descale="K_QScale",
+    v_descale="V_QScale",
+)
 def pa_fwd_asm(
     Q: Tensor, K: Tensor, V: Tensor,  # noqa: N803
     block_tables: Tensor, context_lens: Tensor, block_tables_stride0: int, max_qlen: int = 1,

@@ -254,7 +254,7 @@ def fmha_fwd(
     if score_features:
         unexpected = [name for name in score_features if name not in Modifiers._fields]
         if unexpected:
-            refuse_unexpected(unexpected, OPTION_NAMES)
+            refuse_unexpected("fmha_fwd", unexpected, OPTION_NAMES)
         modifiers = gather_modifiers(score_features)
     dropout = None
     if dropout_p is not OFF:
@@ -416,7 +416,7 @@ def fmha_bwd(
     plain = (q, k, v, softmax_scale, mask, window_size, False, out, cu_seqlens, bf16_cvt)
     forward = new_tuple(Arguments, plain + _NO_FEATURES)
     if features:
-        forward = forward.with_features(features)
+        forward = forward.with_features(features, "fmha_bwd")
     wants = dbias is not None, dsink is not None, deterministic, atomic_fp32
     given = forward, lse, dout, dlse, dq, dk, dv
     arguments = new_tuple(BackwardArguments, given + wants)
@@ -483,7 +483,7 @@ def explain(
     its fields. Raises ``TypeError`` or ``ValueError`` as :func:`fmha_fwd` does for the arguments;
     a call that nothing serves is not an error here.
     """
-    arguments = Arguments.of(q, k, v, {**options, "return_lse": return_lse})
+    arguments = Arguments.of(q, k, v, {**options, "return_lse": return_lse}, "explain")
     problem = make_problem(arguments).with_unevenness(arguments.cu_seqlens)
     return explain_problem(problem, planned_target(q.device if device is None else device))
 
@@ -512,7 +512,7 @@ def explain_bwd(
     Of kernels that a tree has and that are not taken because of what is known to be wrong with
     them, the remarks say so.
     """
-    forward = Arguments.of(q, k, v, {**options, "out": out})
+    forward = Arguments.of(q, k, v, {**options, "out": out}, "explain_bwd")
     choices = dbias is not None, dsink is not None, deterministic, atomic_fp32
     arguments = BackwardArguments(forward, lse, dout, dlse, dq, dk, dv, *choices)
     problem = make_backward_problem(arguments)

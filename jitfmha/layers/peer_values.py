@@ -12,23 +12,26 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..problem.checks import describe, with_clear_errors
+from ..problem.checks import check_layout, describe, with_clear_errors
 from ..problem.mask import INT64_MAX, OPEN_WINDOW
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def ends_in(core: Callable[..., R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def ends_in(core: Callable[..., R], **own_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a function of one that is declared only, with a signature and a docstring.
 
     Its calls go to ``core`` with every argument by its name, those that were left out included.
+    ``own_names`` are what it calls arguments of the function that ``core`` ends in, whose errors
+    then say so.
     """
 
     def served(declared: Callable[P, R]) -> Callable[P, R]:
@@ -39,13 +42,23 @@ def ends_in(core: Callable[..., R]) -> Callable[[Callable[P, R]], Callable[P, R]
         @functools.wraps(declared)
         def call(*arguments: P.args, **named: P.kwargs) -> R:
             declared(*arguments, **named)  # what is missing or not known ends in Python's own error
-            return core(**{**defaults, **dict(zip(names, arguments, strict=False)), **named})
+            given = {**defaults, **dict(zip(names, arguments, strict=False)), **named}
+            if not own_names:
+                return core(**given)
+            try:
+                return core(**given)
+            except (TypeError, ValueError, NotImplementedError) as error:
+                raise type(error)(_WORD.sub(own_name, str(error))) from error
+
+        def own_name(word: re.Match[str]) -> str:
+            return own_names.get(word[0], word[0])
 
         return with_clear_errors(call)
 
     return served
 
 
+_WORD = re.compile(r"(?<![\w.])[a-z]\w*(?!\w)")
 _PLAIN_TYPES = (int, float, torch.SymInt, torch.SymFloat)  # a bool is an int
 
 
@@ -177,6 +190,14 @@ def _vector(name: str, x: Tensor, expected: str, *dtypes: torch.dtype) -> Tensor
     return x
 
 
+def drop_without_effect(given: dict[str, Any], *names: str) -> None:
+    """Take out of ``given`` what has no effect; what is no strided tensor is refused even so."""
+    for name in names:
+        x = given.pop(name)
+        if isinstance(x, Tensor):
+            check_layout(name, x)
+
+
 def sums_of(lengths: Tensor) -> Tensor:
     """The prefix sums of lengths ``(b,)``, int32 ``(b + 1,)``."""
     return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
@@ -192,11 +213,13 @@ def written_to(out: Tensor | None, result: Tensor, output_scale: Tensor | None =
 
     Where ``out`` has 8 bits it holds the nearest that it can.
     """
-    if out is None or out.shape != result.shape:
+    if not isinstance(out, Tensor) or out.shape != result.shape:
         raise ValueError(
             f"out is {describe(out)}; expected a tensor of shape {tuple(result.shape)}, of the "
             "dtype that is to be written"
         )
+    if not out.dtype.is_floating_point:
+        raise TypeError(f"out has dtype {out.dtype}; it must be a floating-point one")
     if output_scale is not None:
         if not isinstance(output_scale, Tensor) or output_scale.numel() != 1:
             raise ValueError(

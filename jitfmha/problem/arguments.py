@@ -212,17 +212,24 @@ class Arguments(NamedTuple):
     keys: KeyOptions | None = None
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]) -> "Arguments":
-        """The value for keyword arguments by their public names.
+    def of(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        options: Mapping[str, Any],
+        function: str = "fmha_fwd",
+    ) -> "Arguments":
+        """The value for keyword arguments by their public names; errors name the function.
 
         Raises ``TypeError`` or ``ValueError`` as the functions that gather nested values do.
         """
         rest = dict(options)
         cu_seqlens = gather_cu_seqlens(*(rest.pop(name, None) for name in _CU_SEQLENS))
         plain = {name: rest.pop(name) for name in _PLAIN if name in rest}
-        return cls(q, k, v, **plain, cu_seqlens=cu_seqlens).with_features(rest)
+        return cls(q, k, v, **plain, cu_seqlens=cu_seqlens).with_features(rest, function)
 
-    def with_features(self, options: Mapping[str, Any]) -> "Arguments":
+    def with_features(self, options: Mapping[str, Any], function: str = "fmha_fwd") -> "Arguments":
         """Return the arguments with the options of features, by their public names.
 
         Raises ``TypeError`` or ``ValueError`` as the functions that gather nested values do.
@@ -235,7 +242,7 @@ class Arguments(NamedTuple):
         check_choice("deterministic", rest.pop("deterministic", None))  # only gradients need it
         table, num_splits = rest.pop("block_table", None), rest.pop("num_splits", 0)
         if rest:
-            refuse_unexpected(rest, OPTION_NAMES)
+            refuse_unexpected(function, rest, OPTION_NAMES)
         return self._replace(
             descales=descales,
             modifiers=gather_modifiers(modifying),

@@ -49,15 +49,28 @@ _MEANT = {
 
 
 def refuse_unexpected(
-    names: Iterable[str], known: Iterable[str], elsewhere: Mapping[str, str] = _MEANT
+    function: str,
+    names: Iterable[str],
+    known: Iterable[str],
+    elsewhere: Mapping[str, str] = _MEANT,
 ) -> NoReturn:
-    """Raise ``TypeError`` for keyword arguments that are not known, of which one may be meant."""
+    """Raise ``TypeError`` for keyword arguments that are not known, of which some may be meant."""
     from difflib import get_close_matches  # of use where something goes wrong only
 
-    name = next(iter(names))
-    meant = elsewhere.get(name) or next(iter(get_close_matches(name, known, 1)), None)
-    advice = "" if meant is None else f"; did you mean {meant}?"
-    raise TypeError(f"unexpected keyword argument {name!r}{advice}")
+    meant = {
+        # Names that share a word are not alike: output_scale and softmax_scale are at 0.64.
+        name: elsewhere.get(name) or next(iter(get_close_matches(name, known, 1, 0.8)), None)
+        for name in names
+    }
+    if len(meant) == 1:
+        ((name, other),) = meant.items()
+        advice = "" if other is None else f"; did you mean {other}?"
+        raise TypeError(f"{function} got an unexpected keyword argument {name!r}{advice}")
+    told = (
+        f"{name!r}{'' if other is None else f' (did you mean {other}?)'}"
+        for name, other in meant.items()
+    )
+    raise TypeError(f"{function} got unexpected keyword arguments: {', '.join(told)}")
 
 
 # What flash-attn, AITER, SDPA, Triton's examples and Transformers call the same.
@@ -102,7 +115,7 @@ def with_clear_errors(function: Callable[P, R]) -> Callable[P, R]:
                         if isinstance(x, Tensor):
                             check_layout(name, x)
                 raise
-        refuse_unexpected(unknown, known, _known_by_synonym(known))
+        refuse_unexpected(function.__name__, unknown, known, _known_by_synonym(known))
 
     return call
 

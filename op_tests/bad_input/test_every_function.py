@@ -23,10 +23,13 @@ from fresh_calls import fresh_calls
 from hypothesis import reject
 from hypothesis import strategies as st
 from inputs import prefix_sums
+from packed_pages import packed_keys, packed_values
 from torch import Tensor
 
 import jitfmha
 from jitfmha import aiter, context_parallel, flash_attn  # noqa: A004
+from jitfmha.aiter import mha_v3
+from jitfmha.aiter.ops.triton import unified_attention
 from jitfmha.call.dispatch import Explanation
 from jitfmha.kernels.cpu import CpuPlan
 
@@ -133,6 +136,128 @@ def of_pages(draw: Draw, *, as_operator: bool = False) -> Arguments:
     return made | pages | lists | {"kv_last_page_lens": torch.tensor(LENGTHS_K, dtype=torch.int32)}
 
 
+def of_one_query_each(draw: Draw) -> Arguments:
+    """In pages of four keys, of which all are used."""
+    pages = {n: randn(draw, 3, 4, 1, HDIM) for n in "kv"}
+    lengths = torch.tensor(LENGTHS_K, dtype=torch.int32)
+    table = torch.tensor([[2], [0], [1]], dtype=torch.int32)
+    q = randn(draw, 3, 2, HDIM)
+    return {"q": q, **pages, "lengths": lengths, "table": table, "out": torch.zeros_like(q)}
+
+
+def of_unified(draw: Draw) -> Arguments:
+    made = of_one_query_each(draw)
+    made |= {"seqused_k": made.pop("lengths"), "block_table": made.pop("table")}
+    made |= {"cu_seqlens_q": prefix_sums([1, 1, 1]), "max_seqlen_q": 1, "max_seqlen_k": 4}
+    made |= {"softmax_scale": 0.5, "causal": True, "window_size": (-1, -1), "softcap": 0.0}
+    return made | dict.fromkeys(("q_descale", "k_descale", "v_descale", "sinks", "output_scale"))
+
+
+def of_paged_attention(draw: Draw, *, is_ragged: bool = False) -> Arguments:
+    made = of_one_query_each(draw)
+    names = {"q": "query", "k": "key_cache", "v": "value_cache"}
+    made |= {name: made.pop(n) for n, name in names.items()}
+    lengths, table = made.pop("lengths"), made.pop("table")
+    made |= {"scale": 0.5, "logits_soft_cap": 0.0, "alibi_slopes": None, "kv_cache_layout": "NHD"}
+    made |= {"kv_cache_dtype": "auto", "k_scale": torch.ones(1), "v_scale": torch.ones(1)}
+    made["workspace_buffer"] = torch.zeros(1)
+    if not is_ragged:
+        lists = {"block_tables": table, "context_lens": lengths, "max_context_len": 4}
+        return made | lists | {"cu_query_lens": None, "sliding_window": 0}
+    made |= {"kv_indptr": prefix_sums([1, 1, 1]), "kv_page_indices": table.flatten()}
+    return made | {"kv_last_page_lens": lengths, "block_size": 4, "max_num_partitions": 1}
+
+
+def of_packed_pages(draw: Draw) -> Arguments:
+    made = of_one_query_each(draw)
+    pages = {"K": packed_keys(randn(draw, 3, 8, 1, HDIM))}
+    pages["V"] = packed_values(randn(draw, 3, 8, 1, HDIM))
+    lists = {"block_tables": made["table"], "context_lens": made["lengths"], "qo_indptr": None}
+    return {"Q": made["q"], **pages, **lists, "block_tables_stride0": 1, "out_": made["out"]}
+
+
+def of_latent_pages(draw: Draw, *, decodes: bool) -> Arguments:
+    q, lengths = randn(draw, 3, 2, HDIM), torch.tensor(LENGTHS_K, dtype=torch.int32)
+    made = {"q": q, "kv_buffer": randn(draw, 3, 4, 1, HDIM), "o": torch.zeros_like(q)}
+    made |= {"qo_indptr": prefix_sums([1, 1, 1]), "kv_indptr": prefix_sums([1, 1, 1])}
+    made |= {"kv_indices": torch.tensor([2, 0, 1], dtype=torch.int32)}
+    made |= {"kv_last_page_lens": lengths, "max_seqlen_q": 1, "sm_scale": 0.5, "logit_cap": 0.0}
+    return made | ({"return_lse": True, "causal": True} if decodes else {})
+
+
+BUFFERS = ("work_metadata_ptrs", "work_indptr", "reduce_indptr", "reduce_final_map")
+BUFFERS += ("reduce_partial_map",)
+
+
+def of_metadata(draw: Draw) -> Arguments:
+    names = "seqlens_qo_indptr", "seqlens_kv_indptr", "kv_last_page_lens", "work_info_set"
+    made: Arguments = {n: prefix_sums([1, 2]) for n in (*BUFFERS, *names)}
+    return made | {"num_heads_per_head_k": 16, "num_heads_k": 1, "is_causal": True}
+
+
+def of_tiles(draw: Draw) -> Arguments:
+    made: Arguments = {n: prefix_sums([1, 2]) for n in (*BUFFERS, "work_info")}
+    made |= {n: prefix_sums([1, 2]) for n in ("seqlens_qo_indptr", "pages_kv_indptr")}
+    made |= {"reduce_final_map": torch.zeros(3, 2).int(), "context_lens": prefix_sums([1])}
+    return made | {"gqa_ratio": 1, "num_heads_k": 1, "need_lse": True}
+
+
+def of_sizes(draw: Draw) -> Arguments:
+    return {"batch_size": 2, "num_head_k": 16, "max_qlen": 300}
+
+
+def of_sizes_of_latents(draw: Draw) -> Arguments:
+    made: Arguments = {"batch_size": 2, "max_seqlen_qo": 1, "num_head_qo": 16, "is_sparse": False}
+    return made | {"q_dtype": torch.bfloat16, "kv_dtype": torch.bfloat16}
+
+
+def of_projected(draw: Draw) -> Arguments:
+    made = qkv(draw, is_group=True)
+    made = {name.upper(): x for name, x in made.items()}
+    out = torch.zeros_like(made["Q"])
+    parts = {"splitData": torch.zeros(256, 2, HDIM), "splitLse": torch.zeros(256, 2)}
+    lists = {"qo_indptr": prefix_sums(LENGTHS_Q), "kv_indptr": prefix_sums(LENGTHS_K)}
+    lists["kv_page_indices"] = torch.arange(sum(LENGTHS_K), dtype=torch.int32)
+    rest: Arguments = {"max_seqlen_q": 3, "softmax_scale": 0.5, "is_causal": True}
+    return {**made, **lists, **rest, **parts, "output": out, "work_indptr": None} | {
+        "work_info_set": None
+    }
+
+
+def of_reduction(draw: Draw) -> Arguments:
+    parts = {"partial_output": randn(draw, 8, 2, 5, dtype=torch.float32)}
+    parts["partial_lse"] = randn(draw, 8, 2, dtype=torch.float32)
+    maps = {"reduce_indptr": torch.tensor([0, 2, 3]).int(), "max_seqlen_q": 2}
+    maps |= {"reduce_partial_map": torch.tensor([0, 4, 6]).int(), "num_kv_splits": 0}
+    maps |= {"reduce_final_map": torch.tensor([[0, 2], [2, 4]]).int()}
+    return {**parts, **maps, "final_output": torch.zeros(4, 2, 5), "final_lse": torch.zeros(4, 2)}
+
+
+def of_opus(is_group: bool) -> Callable[[Draw], Arguments]:
+    def arguments(draw: Draw) -> Arguments:
+        rest: Arguments = {"softmax_scale": 0.5, "causal": False, "out": None}
+        if is_group:
+            rest |= {n.replace("cu_seqlens", "seqstart"): x for n, x in groups().items()}
+        return {**qkv(draw, is_group), **rest}
+
+    return arguments
+
+
+def of_flash_attn_3(is_group: bool) -> Callable[[Draw], Arguments]:
+    def arguments(draw: Draw) -> Arguments:
+        rest: Arguments = {"softmax_scale": None, "causal": False, "window_size": (-1, -1)}
+        rest |= {"attention_chunk": 0, "softcap": 0.0, "deterministic": False, "sm_margin": 0}
+        return {**qkv(draw, is_group), **rest, **(groups() if is_group else {})}
+
+    return arguments
+
+
+def of_cache_of_flash_attn_3(draw: Draw) -> Arguments:
+    made = of_cache(draw)
+    made["page_table"] = made.pop("block_table")
+    return made | {"attention_chunk": 0, "sm_margin": 0}
+
+
 def of_fp8(is_group: bool) -> Callable[[Draw], Arguments]:
     def arguments(draw: Draw) -> Arguments:
         tensors = qkv(draw, is_group, HDIM, torch.float8_e4m3fn)
@@ -190,6 +315,41 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[Draw], Arguments]]] = {
     "aiter.mha_varlen_fwd": (aiter.mha_varlen_fwd, of_operators(is_group=True)),
     "aiter.mha_batch_prefill": (aiter.mha_batch_prefill, partial(of_pages, as_operator=True)),
     "aiter.mha_batch_prefill_func": (aiter.mha_batch_prefill_func, of_pages),
+    "aiter.fmha_fwd_bf16_opus_fwd": (aiter.fmha_fwd_bf16_opus_fwd, of_opus(is_group=False)),
+    "aiter.fmha_fwd_bf16_opus_varlen_fwd": (
+        aiter.fmha_fwd_bf16_opus_varlen_fwd,
+        of_opus(is_group=True),
+    ),
+    "aiter.get_mla_metadata_info_v1": (aiter.get_mla_metadata_info_v1, of_sizes_of_latents),
+    "aiter.get_mla_metadata_v1": (aiter.get_mla_metadata_v1, of_metadata),
+    "aiter.get_ps_metadata_info_v1": (aiter.get_ps_metadata_info_v1, of_sizes),
+    "aiter.get_ps_metadata_v1": (aiter.get_ps_metadata_v1, of_tiles),
+    "aiter.mla_prefill_ps_asm_fwd": (aiter.mla_prefill_ps_asm_fwd, of_projected),
+    "aiter.mla_reduce_v1": (aiter.mla_reduce_v1, of_reduction),
+    "aiter.pa_fwd_asm": (aiter.pa_fwd_asm, of_packed_pages),
+    "aiter.paged_attention_v1": (aiter.paged_attention_v1, of_paged_attention),
+    "aiter.paged_attention_ragged": (
+        aiter.paged_attention_ragged,
+        partial(of_paged_attention, is_ragged=True),
+    ),
+    "aiter.mla.mla_decode_fwd": (aiter.mla.mla_decode_fwd, partial(of_latent_pages, decodes=True)),
+    "aiter.mla.mla_prefill_fwd": (
+        aiter.mla.mla_prefill_fwd,
+        partial(of_latent_pages, decodes=False),
+    ),
+    "aiter.ops.triton.unified_attention.unified_attention": (
+        unified_attention.unified_attention,
+        of_unified,
+    ),
+    "aiter.mha_v3.flash_attn_func": (mha_v3.flash_attn_func, of_flash_attn_3(is_group=False)),
+    "aiter.mha_v3.flash_attn_varlen_func": (
+        mha_v3.flash_attn_varlen_func,
+        of_flash_attn_3(is_group=True),
+    ),
+    "aiter.mha_v3.flash_attn_with_kvcache": (
+        mha_v3.flash_attn_with_kvcache,
+        of_cache_of_flash_attn_3,
+    ),
     **{
         f"aiter.{name}": (getattr(aiter, name), of_fp8(is_group="varlen" in name))
         for name in ("flash_attn_fp8_pertensor_func", "flash_attn_varlen_fp8_pertensor_func")
@@ -213,7 +373,8 @@ ELSEWHERE = {
 def test_no_public_function_is_forgotten():
     subjects = {subject.name for subject in (*test_functions.SUBJECTS, test_gradients.SUBJECT)}
     tried = {*subjects, *FUNCTIONS, *ELSEWHERE}
-    modules = {"": jitfmha, "flash_attn.": flash_attn, "aiter.": aiter}
+    modules = {"": jitfmha, "flash_attn.": flash_attn, "aiter.": aiter, "aiter.mla.": aiter.mla}
+    modules |= {"aiter.mha_v3.": mha_v3, "aiter.ops.triton.unified_attention.": unified_attention}
     named = {f"{prefix}{n}": getattr(x, n) for prefix, x in modules.items() for n in x.__all__}
     named |= {
         f"context_parallel.{name}": value
