@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 import jitfmha
+from jitfmha.aiter.ops.triton import unified_attention
 from jitfmha.flash_attn import flash_attn_interface
 
 _V3 = "q_descale=None, k_descale=None, v_descale=None"
@@ -49,6 +50,12 @@ _PASSES = {
         "rng_state=None, zero_tensors=False"
     ),
 }
+_CACHES = "out, workspace_buffer, query, key_cache, value_cache, scale"
+_CACHE_KIND = (
+    "alibi_slopes, kv_cache_dtype, kv_cache_layout, logits_soft_cap, k_scale, v_scale, "
+    "fp8_out_scale=None, partition_size=256, mtp=1"
+)
+_LISTS = "qo_indptr, kv_indptr, kv_indices, kv_last_page_lens"
 
 # Of flash-attn 2.8, and of AITER.
 SIGNATURES = {
@@ -111,8 +118,56 @@ SIGNATURES = {
         f"{_FORWARD_RESULTS}, {_GROUPS}, {_BACKWARD.format('zero_tensors, ')}, {_ATOMICS}, "
         f"{_GRADIENTS}, {_RANDOM}, {_PADDED}"
     ),
+    "aiter.fmha_fwd_bf16_opus_fwd": "q, k, v, softmax_scale, causal, out=None",
+    "aiter.fmha_fwd_bf16_opus_varlen_fwd": (
+        "q, k, v, softmax_scale, causal, seqstart_q, seqstart_k, max_seqlen_q, max_seqlen_k, "
+        "out=None, seqstart_q_pad=None, seqstart_k_pad=None"
+    ),
+    "unified.unified_attention": (
+        "q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, softmax_scale, causal, "
+        "window_size, block_table, softcap, q_descale, k_descale, v_descale, q_scales=None, "
+        "alibi_slopes=None, output_scale=None, qq_bias=None, sinks=None, shuffled_kv_cache=False, "
+        "skip_reduce=False"
+    ),
+    "aiter.paged_attention_v1": (
+        f"{_CACHES}, block_tables, cu_query_lens, context_lens, max_context_len, {_CACHE_KIND}, "
+        "sliding_window=0"
+    ),
+    "aiter.paged_attention_ragged": (
+        f"{_CACHES}, kv_indptr, kv_page_indices, kv_last_page_lens, block_size, "
+        f"max_num_partitions, {_CACHE_KIND}"
+    ),
+    "aiter.pa_fwd_asm": (
+        "Q, K, V, block_tables, context_lens, block_tables_stride0, max_qlen=1, K_QScale=None, "
+        "V_QScale=None, out_=None, qo_indptr=None, high_precision=1, kernelName=None"
+    ),
+    "mla.mla_decode_fwd": (
+        f"q, kv_buffer, o, {_LISTS}, max_seqlen_q, page_size=1, nhead_kv=1, sm_scale=None, "
+        "logit_cap=0.0, num_kv_splits=None, num_kv_splits_indptr=None, work_meta_data=None, "
+        "work_indptr=None, work_info_set=None, reduce_indptr=None, reduce_final_map=None, "
+        "reduce_partial_map=None, q_scale=None, kv_scale=None, intra_batch_mode=False, "
+        "return_logits=False, return_lse=False, g_kv_indptr=None, cp_world_size=1, cp_rank=0, "
+        "causal=True"
+    ),
+    "mla.mla_prefill_fwd": (
+        f"q, kv_buffer, o, {_LISTS}, max_seqlen_q, sm_scale=None, logit_cap=0.0, num_kv_splits=None"
+    ),
+    "aiter.get_mla_metadata_info_v1": (
+        "batch_size, max_seqlen_qo, num_head_qo, q_dtype, kv_dtype, is_sparse, fast_mode=True, "
+        "num_kv_splits=32, intra_batch_mode=False, max_split_per_batch=-1"
+    ),
+    "aiter.mla_prefill_ps_asm_fwd": (
+        "Q, K, V, qo_indptr, kv_indptr, kv_page_indices, work_indptr, work_info_set, max_seqlen_q, "
+        "softmax_scale, is_causal, splitData, splitLse, output, q_scale=None, k_scale=None, "
+        "v_scale=None"
+    ),
 }
-HOMES = {"aiter": jitfmha.aiter, "flash_attn": flash_attn_interface}
+HOMES = {
+    "aiter": jitfmha.aiter,
+    "flash_attn": flash_attn_interface,
+    "mla": jitfmha.aiter.mla,
+    "unified": unified_attention,
+}
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
