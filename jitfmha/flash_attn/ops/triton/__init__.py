@@ -1,0 +1,1 @@
+"""Where flash-attn keeps what it has written in Triton."""

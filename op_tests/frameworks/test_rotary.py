@@ -1,0 +1,98 @@
+"""The rotary embedding that others import from flash-attn, against float64.
+
+Read from ``flash_attn/ops/triton/rotary.py`` and ``flash_attn/layers/rotary.py`` of
+github.com/Dao-AILab/flash-attention at commit 0251105a2fb19d2957484b7f023cd8c115286ced; vLLM
+imports the first one.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from inputs import prefix_sums
+from refusals import refused
+from torch import Tensor
+
+from jitfmha import install_as
+from jitfmha.flash_attn.layers import rotary
+from jitfmha.flash_attn.ops.triton.rotary import apply_rotary
+
+HDIM, WIDTH, POSITIONS = 24, 16, 40
+apply: Any = apply_rotary
+
+
+def tables(rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    angles = torch.rand(POSITIONS, WIDTH // 2, generator=rng) * 6
+    return angles.cos(), angles.sin()
+
+
+def turned(x: Tensor, angles: tuple[Tensor, Tensor], position: int, interleaved: bool) -> Tensor:
+    """A token ``(h, hdim)`` as complex numbers, in float64."""
+    cos, sin = (table[position].double() for table in angles)
+    pairs = x[:, :WIDTH].double()
+    a, b = (pairs[:, ::2], pairs[:, 1::2]) if interleaved else pairs.chunk(2, -1)
+    product = torch.complex(a, b) * torch.complex(cos, sin)
+    parts = [product.real, product.imag]
+    whole = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
+    return torch.cat([whole, x[:, WIDTH:].double()], -1)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batches_and_packed_sequences(rng, dtype, interleaved):
+    x = torch.randn(2, 7, 3, HDIM, generator=rng).to(dtype)
+    angles, offsets = tables(rng), torch.tensor([0, 33], dtype=torch.int32)
+    first = offsets.tolist()
+    rows = [turned(x[n, i], angles, first[n] + i, interleaved) for n in (0, 1) for i in range(7)]
+    expected = torch.stack(rows).view(x.shape)
+    found = rotary.apply_rotary_emb(x, *angles, interleaved, False, offsets)
+    torch.testing.assert_close(found, expected.to(dtype))
+    # The first four tokens of one sequence, and all of the other.
+    packed, sums = torch.cat([x[0, :4], x[1]]), prefix_sums([4, 7])
+    more = {"seqlen_offsets": offsets, "cu_seqlens": sums, "max_seqlen": 7}
+    of_packed = apply(packed, *angles, **more, interleaved=interleaved)
+    assert torch.equal(of_packed, torch.cat([found[0, :4], found[1]]))
+    # Backwards it is as before, but for rounding.
+    there = apply(x.float(), *angles, offsets, interleaved=interleaved)
+    back = apply(there, *angles, offsets, interleaved=interleaved, conjugate=True)
+    torch.testing.assert_close(back, x.float())
+    # In place, and by the function in the dtype of x.
+    copy = x.clone()
+    assert apply(copy, *angles, offsets, interleaved=interleaved, inplace=True) is copy
+    assert torch.equal(copy, found)
+    of_batch = [torch.stack([table[:7], table[33:]]) for table in angles]
+    by_torch = rotary.apply_rotary_emb_torch(x.double(), *of_batch, interleaved)
+    torch.testing.assert_close(by_torch, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_gradients(rng):
+    x = torch.randn(1, 5, 2, HDIM, generator=rng, requires_grad=True)
+    angles = tables(rng)
+    weights = torch.randn(x.shape, generator=rng)
+    (gradient,) = torch.autograd.grad((apply(x, *angles, 3) * weights).sum(), x)
+    torch.testing.assert_close(gradient, apply(weights, *angles, 3, conjugate=True))
+
+
+def test_by_their_names():
+    with install_as("flash_attn"):
+        from flash_attn.layers.rotary import apply_rotary_emb
+        from flash_attn.ops.triton.rotary import apply_rotary as by_name
+
+        assert apply_rotary_emb is rotary.apply_rotary_emb
+        assert by_name is apply_rotary
+
+
+def test_errors(rng):
+    x, (cos, sin) = torch.zeros(2, 7, 3, HDIM), tables(rng)
+    for changes, error, texts in [
+        ({"seqlen_offsets": 34}, ValueError, ["cos has 40 rows", "34", "40"]),
+        ({"seqlen_offsets": torch.tensor([1])}, ValueError, ["seqlen_offsets", "2 sequences"]),
+        ({"seqlen_offsets": 1.5}, TypeError, ["seqlen_offsets", "1.5"]),
+        ({"sin": sin[:, 1:]}, ValueError, ["sin", "(40, 7)"]),
+        ({"x": x[0]}, ValueError, ["x is", "4 dimensions"]),
+        ({"x": x[..., :8]}, ValueError, ["rotary_dim", "8"]),
+        ({"cu_seqlens": prefix_sums([7])}, ValueError, ["x is", "3 dimensions"]),
+        ({"interleaved": 2}, ValueError, ["interleaved", "2"]),
+    ]:
+        with refused(error, *texts):
+            apply(**{"x": x, "cos": cos, "sin": sin, **changes})
