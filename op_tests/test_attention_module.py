@@ -102,6 +102,28 @@ def test_cache(rng, options):
     torch.testing.assert_close(torch.cat(parts, 1).double(), whole, rtol=1e-3, atol=1e-3)
 
 
+def test_compiled(rng):
+    """Without graph breaks: a batch with its gradients, packed sequences, and behind a cache."""
+    torch._dynamo.reset()
+    own = module(rng, **OPTIONS[2])
+    compiled = torch.compile(own, fullgraph=True, backend="eager")
+    x = torch.randn(2, 21, EMBED_DIM, generator=rng)
+    sums = prefix_sums([13, 0, 8])
+    gradients = []
+    for it in (own, compiled):
+        own.zero_grad()
+        out = it(x)
+        out.square().mean().backward()
+        gradients.append([parameter.grad for parameter in own.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0])
+    packed = {"cu_seqlens": sums, "max_seqlen": 13}
+    torch.testing.assert_close(compiled(x[0], **packed), own(x[0], **packed))
+    with torch.no_grad():
+        cache = own.new_cache(2, 30)
+        parts = [compiled(part, cache=cache) for part in x.split([20, 1], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, 1), own(x).detach(), rtol=1e-4, atol=1e-4)
+
+
 def test_context(rng):
     own = module(rng, num_kv_heads=1)
     x, context = (torch.randn(2, n, EMBED_DIM, generator=rng) for n in (33, 49))

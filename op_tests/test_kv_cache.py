@@ -290,6 +290,27 @@ def test_append_and_rotary_on_gpus(rng, arch, page_size):
     assert run.findings() == ()
 
 
+@pytest.mark.parametrize("where", ["rows", "cache_leftpad", "cache_batch_idx", "block_table"])
+def test_compiled(rng, where):
+    """Without graph breaks, new keys and their rotation included."""
+    torch._dynamo.reset()
+    it = Decoding.random(rng, [5, 17, 33], 2)
+    new = (torch.randn(3, 2, HEADS_K, x.shape[-1], generator=rng) for x in (it.k_cache, it.v_cache))
+    options = {"cache_seqlens": it.seqlens, "causal": True, "return_softmax_lse": True}
+    caches = [it.k_cache, it.v_cache]
+    if where == "block_table":
+        *caches, options["block_table"] = in_pages(rng, *caches, 16)
+    elif where != "rows":
+        options[where] = torch.tensor([2, 0, 1], dtype=torch.int32)
+    rest = (*new, *torch.randn(2, CAPACITY, 8, generator=rng))
+    compiled = torch.compile(flash_attn_with_kvcache, fullgraph=True, backend="eager")
+    results = []
+    for function in (flash_attn_with_kvcache, compiled):
+        written = [x.clone() for x in caches]
+        results.append([*function(it.q, *written, *rest, **options), *written])
+    torch.testing.assert_close(results[1], results[0], equal_nan=True)
+
+
 TABLE, COS = torch.zeros(2, 1, dtype=torch.int32), torch.ones(9, 4)
 NEW = {"k": torch.zeros(2, 2, 2, 32), "v": torch.zeros(2, 2, 2, 24)}
 LEAF = torch.zeros(2, 3, 6, 32, requires_grad=True)

@@ -5,8 +5,10 @@ The expected results are those of the same model in float64, with Transformers' 
 
 import copy
 import itertools
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,17 +63,106 @@ T5 = {
     "decoder_start_token_id": 1,
     **SPECIAL,
 }
+CHUNKS = {"attention_chunk_size": 5, "intermediate_size_mlp": 32}
+# All of them are chosen: where two are nearly as good, rounding would choose one.
+ALL_EXPERTS = {
+    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), 2),
+    "moe_intermediate_size": 32,
+    "experts_implementation": "eager",
+}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", DECODER),
     "mistral": ("MistralForCausalLM", "MistralConfig", DECODER | WINDOW),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", DECODER),
     "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", DECODER | WINDOW | SCORES),
     "gpt_oss": ("GptOssForCausalLM", "GptOssConfig", DECODER | WINDOW | EXPERTS),
+    "llama4": ("Llama4ForCausalLM", "Llama4TextConfig", DECODER | CHUNKS | ALL_EXPERTS),
     "bert": ("BertForMaskedLM", "BertConfig", BERT),
     "bart": ("BartForConditionalGeneration", "BartConfig", BART),
     "t5": ("T5ForConditionalGeneration", "T5Config", T5),
 }
 DECODERS = [name for name in MODELS if name not in ("bert", "bart", "t5")]
+
+
+# ---- Others, of which one is drawn ---------------------------------------------------------------
+
+WIDE = DECODER | {"hidden_size": 128}
+GPT = {"n_embd": 128, "n_layer": 2, "n_head": 2, "vocab_size": VOCABULARY, "n_positions": 64}
+GPT |= {"initializer_range": 0.2, **SPECIAL}
+TEXT = BERT | {"max_position_embeddings": 64, **SPECIAL}
+IMAGE_SIZE, AUDIO_LENGTH = 16, 200
+IMAGES = BERT | {"image_size": IMAGE_SIZE, "patch_size": 4}
+del IMAGES["vocab_size"]
+LATENT = {n: x for n, x in DECODER.items() if n != "head_dim"} | {
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "num_key_value_heads": 2,
+    "qk_nope_head_dim": 48,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 64,
+    "n_routed_experts": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"],
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16),
+    "shared_expert_intermediate_size": 32,
+}
+MAMBA = {
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "mamba_d_state": 8,
+    "mamba_dt_rank": 8,
+    "use_mamba_kernels": False,
+}
+AUDIO = BERT | {
+    "conv_dim": (16, 16),
+    "conv_stride": (5, 2),
+    "conv_kernel": (10, 3),
+    "num_feat_extract_layers": 2,
+    "mask_time_prob": 0.0,
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 2,
+}
+DISTIL = {"dim": 128, "hidden_dim": 32, "n_layers": 2, "n_heads": 2, "vocab_size": VOCABULARY}
+BY_LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
+CONVOLUTIONS = {"layer_types": ["conv", "full_attention"], "block_multiple_of": 32}
+ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "ALBERT": ("AlbertModel", "AlbertConfig", BERT | {"embedding_size": 32}),
+    "CLIP": ("CLIPVisionModel", "CLIPVisionConfig", IMAGES),
+    "CLIP (text)": ("CLIPTextModel", "CLIPTextConfig", TEXT),
+    "DeepSeek-V2": ("DeepseekV2ForCausalLM", "DeepseekV2Config", ALL_EXPERTS | LATENT),
+    "DINOv2": ("Dinov2Model", "Dinov2Config", IMAGES),
+    "DistilBERT": ("DistilBertModel", "DistilBertConfig", DISTIL | {"initializer_range": 0.2}),
+    "EXAONE 4": ("Exaone4ForCausalLM", "Exaone4Config", DECODER | WINDOW | BY_LAYERS),
+    "GLM-4": ("Glm4ForCausalLM", "Glm4Config", DECODER),
+    "GPT-BigCode": ("GPTBigCodeForCausalLM", "GPTBigCodeConfig", GPT),
+    "GPT-J": ("GPTJForCausalLM", "GPTJConfig", GPT | {"rotary_dim": 16}),
+    "Granite": ("GraniteForCausalLM", "GraniteConfig", WIDE),
+    "Jamba": ("JambaForCausalLM", "JambaConfig", WIDE | ALL_EXPERTS | MAMBA),
+    "LFM2": ("Lfm2ForCausalLM", "Lfm2Config", WIDE | CONVOLUTIONS),
+    "Mixtral": ("MixtralForCausalLM", "MixtralConfig", DECODER | ALL_EXPERTS),
+    "OLMo 2": ("Olmo2ForCausalLM", "Olmo2Config", WIDE),
+    "Qwen3-MoE": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", DECODER | ALL_EXPERTS),
+    "Qwen3-Next": ("Qwen3NextForCausalLM", "Qwen3NextConfig", DECODER | ALL_EXPERTS | LINEAR),
+    "RoBERTa": ("RobertaModel", "RobertaConfig", TEXT),
+    "SigLIP": ("SiglipVisionModel", "SiglipVisionConfig", IMAGES),
+    "SigLIP (text)": ("SiglipTextModel", "SiglipTextConfig", TEXT),
+    "StarCoder2": ("Starcoder2ForCausalLM", "Starcoder2Config", WIDE | WINDOW),
+    "wav2vec 2.0": ("Wav2Vec2Model", "Wav2Vec2Config", AUDIO),
+}
+# Those that compute attention by themselves.
+WITHOUT_INTERFACE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Bloom": ("BloomForCausalLM", "BloomConfig", {"hidden_size": 64, "n_layer": 1, "n_head": 1}),
+    "DeBERTa-v2": ("DebertaV2Model", "DebertaV2Config", BERT),
+    "Falcon": ("FalconForCausalLM", "FalconConfig", {"hidden_size": 64, "num_hidden_layers": 1}),
+    "MPT": ("MptForCausalLM", "MptConfig", {"d_model": 64, "n_heads": 1, "n_layers": 1}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +193,7 @@ def pair(transformers: Any, seed: int) -> Callable[..., tuple[Any, Any]]:
 
     def make(name: str, **changes: Any) -> tuple[Any, Any]:
         torch.manual_seed(seed)
-        model, config, options = MODELS[name]
+        model, config, options = {**MODELS, **ARCHITECTURES}[name]
         config = getattr(transformers, config)(**options, **changes)
         ours = getattr(transformers, model)(config).eval()
         for parameter in ours.parameters():  # biases and sinks start as 0
@@ -165,6 +256,43 @@ def test_forward(pair, rng, name, side):
         rounding = float((eager(**given).logits[tokens] - logits).abs().max())
         assert rounding < 1e-3
         assert_close(ours(**given).logits[tokens], logits, rounding)
+
+
+@pytest.mark.sample("name", [*ARCHITECTURES], 1)
+def test_architecture(pair, rng, name):
+    """The results of all tokens, and the gradients of all parameters."""
+    ours, expected = pair(name)
+    eager = copy.deepcopy(ours)
+    eager.set_attn_implementation("eager")
+    lengths, longest = [12, 1, 7, 11], 12
+    if isinstance(getattr(ours.config, "image_size", None), int):
+        given = {"pixel_values": torch.randn(4, 3, IMAGE_SIZE, IMAGE_SIZE, generator=rng)}
+        sides = ["none"]
+    elif "input_values" in ours.main_input_name:
+        lengths, longest = [200, 60, 77, 199], AUDIO_LENGTH
+        given = {"input_values": torch.randn(4, AUDIO_LENGTH, generator=rng)}
+        sides = ["none", "right"]
+    else:
+        given = {"input_ids": random_tokens(rng, 4, longest)}
+        sides = ["none", "left", "right"]
+    for side in sides:
+        tokens: Any = slice(None)
+        if side != "none":
+            given["attention_mask"] = padding(lengths, longest, side)
+            if "input_ids" in given:
+                tokens = given["attention_mask"].bool()
+        results = []
+        for model in (ours, eager, expected):
+            dtype = torch.float64 if model is expected else torch.float32
+            cast = {n: x.to(dtype) if x.is_floating_point() else x for n, x in given.items()}
+            results.append(model(**cast)[0][tokens])
+        rounding = float((results[1] - results[2]).detach().abs().max())
+        assert rounding < 1e-3
+        assert_close(results[0], results[2], rounding)
+    weight = torch.randn(results[0].shape, generator=rng)
+    for result in results:
+        (result * weight).sum().backward()
+    assert_same_gradients(ours, expected)
 
 
 def test_a_window_that_hides_one_key(pair, rng):
@@ -297,6 +425,10 @@ def check_training_step(models: tuple[Any, Any], given: dict[str, Tensor], label
                 if isinstance(getattr(module, dropout, None), float):
                     setattr(module, dropout, 0.0)
         model(**given, labels=labels).loss.backward()
+    assert_same_gradients(ours, expected)
+
+
+def assert_same_gradients(ours: Any, expected: Any) -> None:
     gradients = {n: x.grad for n, x in ours.named_parameters() if x.grad is not None}
     wanted = {n: x.grad for n, x in expected.named_parameters() if x.grad is not None}
     assert gradients.keys() == wanted.keys()
@@ -353,10 +485,24 @@ def test_other_names_are_checked_as_before(transformers):
     assert made.config._attn_implementation == NAME
 
 
-def test_models_without_the_interface_are_refused(transformers):
-    config = transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=64, n_layer=1, n_head=1)
-    with pytest.raises(NotImplementedError, match=f"BloomForCausalLM .*'{NAME}' would change"):
-        transformers.BloomForCausalLM._from_config(config, attn_implementation=NAME)
+@pytest.mark.parametrize("name", WITHOUT_INTERFACE)
+def test_models_without_the_interface_are_refused(transformers, name):
+    model, config, options = WITHOUT_INTERFACE[name]
+    made = getattr(transformers, config)(**{**options, "vocab_size": VOCABULARY})
+    with pytest.raises(NotImplementedError, match=f"{model} .*'{NAME}' would change"):
+        getattr(transformers, model)._from_config(made, attn_implementation=NAME)
+
+
+def test_the_table_of_models():
+    """It has those that are run here, and no others."""
+    page = Path(__file__).resolve().parents[1] / "docs" / "drop_ins.md"
+    rows = re.findall(r"^\| (.*) \| (?:run|refused)", page.read_text("utf-8"), re.MULTILINE)
+
+    def plain(names: Iterable[str]) -> set[str]:
+        return {re.sub(r"[\W_]", "", name.removesuffix(" (text)").lower()) for name in names}
+
+    run = [MODELS, ARCHITECTURES, WITHOUT_INTERFACE]
+    assert [plain(row.split(", ")) for row in rows] == [plain(models) for models in run]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ backward pass where autograd will want one. Every other call goes to torch as it
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -107,13 +108,13 @@ def patch() -> Patch:
     ``with`` block. Names that were bound before, as by ``from torch.nn.functional import
     scaled_dot_product_attention``, keep torch's function.
 
-    Routed are calls with four dimensions, ``(batch, heads, seqlen, hdim)``, of plain tensors, with
-    ``attn_mask`` (bool, float32 or of the query's dtype), ``dropout_p``, ``is_causal``, ``scale``
-    and ``enable_gqa``; under ``torch.autocast`` after its casts. :func:`explain` says of a call
-    where it goes. Torch's ``CausalBias`` ends in such calls, too. To torch go those in compiled
-    code, with other tensor subclasses, under a ``TorchFunctionMode``, under a transform of
-    ``torch.func`` or in forward mode, and all where its flash attention is switched off, as by
-    ``sdpa_kernel``.
+    Routed are calls of plain tensors ``(..., heads, seqlen, hdim)`` with any number of dimensions,
+    which are broadcast as torch does it, with ``attn_mask`` (bool, float32 or of the query's
+    dtype), ``dropout_p``, ``is_causal``, ``scale`` and ``enable_gqa``; under ``torch.autocast``
+    after its casts. :func:`explain` says of a call where it goes. Torch's ``CausalBias`` ends in
+    such calls, too. To torch go those in compiled code, with other tensor subclasses, under a
+    ``TorchFunctionMode``, under a transform of ``torch.func`` or in forward mode, and all where its
+    flash attention is switched off, as by ``sdpa_kernel``.
 
     What is different: which probabilities dropout drops; the output, a view of
     ``(batch, seqlen, heads, hdim)``; and a second derivative, which raises ``NotImplementedError``.
@@ -138,7 +139,10 @@ def explain(
     """
     call = _Call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     reason = _reason_of_surroundings(call)
-    return Route((reason,)) if reason else _route(call, _arguments_of(call))
+    if reason is not None:
+        return Route((reason,))
+    translated = _translated(call)
+    return Route((translated,)) if isinstance(translated, str) else _route(call, translated[0])
 
 
 class _Routing:
@@ -201,9 +205,9 @@ class _Routing:
         call = _Call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         is_compiling = torch.compiler.is_compiling()
         if not is_compiling and _reason_of_surroundings(call) is None:
-            arguments = _arguments_of(call)
-            if _known_route(call, arguments).is_ours:
-                return _attend(call, arguments)
+            translated = _translated(call)
+            if not isinstance(translated, str) and _known_route(call, translated[0]).is_ours:
+                return _attend(call, *translated)
         if has_torch_function(call[:4]) and not (is_compiling and query.is_nested):
             if is_compiling or isinstance(attn_mask, CausalBias):
                 # It knows the name of today, and what it calls in turn is routed.
@@ -215,7 +219,7 @@ class _Routing:
         return self._original(*call[:6], scale=scale, enable_gqa=enable_gqa)
 
 
-def _attend(call: _Call, arguments: Arguments) -> Tensor:
+def _attend(call: _Call, arguments: Arguments, lead: tuple[int, ...]) -> Tensor:
     out = fmha_fwd(
         *arguments[:3],
         softmax_scale=arguments.softmax_scale,
@@ -223,7 +227,8 @@ def _attend(call: _Call, arguments: Arguments) -> Tensor:
         bias=None if arguments.modifiers is None else arguments.modifiers.bias,
         dropout_p=call.dropout_p or OFF,
     )
-    return out.transpose(1, 2)
+    out = out.transpose(1, 2)
+    return out if len(lead) == 2 else out.view(*lead, *out.shape[2:])
 
 
 def _reason_of_surroundings(call: _Call) -> str | None:
@@ -234,9 +239,6 @@ def _reason_of_surroundings(call: _Call) -> str | None:
     for x in tensors:
         if type(x) not in (Tensor, torch.nn.Parameter) or x.is_nested:
             return f"an argument is a {type(x).__name__}, or nested: no plain tensor"
-    for name, x in zip(("query", "key", "value"), tensors, strict=False):
-        if x.dim() != 4:
-            return f"{name} has shape {tuple(x.shape)}; (batch, heads, seqlen, hdim) is served"
     if is_function_mode_asked():
         return "a TorchFunctionMode is in effect"
     if functorch_level() is not None or has_forward_mode():
@@ -247,26 +249,69 @@ def _reason_of_surroundings(call: _Call) -> str | None:
         return f"attn_mask has shape {tuple(call.attn_mask.shape)}; it needs (..., seqlen, seqlen)"
     if call.attn_mask is not None and call.is_causal:
         return "attn_mask and is_causal=True exclude each other"
-    if call.query.shape[1] != call.key.shape[1] and not call.enable_gqa:
-        return (
-            f"query has {call.query.shape[1]} heads, key has {call.key.shape[1]}; that needs "
-            "enable_gqa=True"
-        )
+    if _wants_gradients((call.attn_mask,)) and 0 in (x.numel() for x in call[:3]):
+        return "there is nothing to attend to, where torch gives attn_mask no gradient"
     return None
 
 
-def _arguments_of(call: _Call) -> Arguments:
-    """Translate a call to ``fmha_fwd``. Dropout has no random state, which routes nothing."""
-    q, k, v = (x.transpose(1, 2) for x in call[:3])
+def _translated(call: _Call) -> tuple[Arguments, tuple[int, ...]] | str:
+    """The call as one of ``fmha_fwd``, and the sizes of the result before seqlen and hdim.
+
+    Or why torch serves it. Dropout has no random state here, which routes nothing.
+    """
+    q, k, v, mask = call[:4]
+    lead = tuple(q.shape[:-2])
+    is_plain = q.dim() == k.dim() == v.dim() == 4 and q.shape[0] == k.shape[0] == v.shape[0]
+    if not (is_plain and (call.enable_gqa or q.shape[1] == k.shape[1] == v.shape[1])):
+        try:
+            q, k, v, mask, lead = _in_four_dimensions(call)
+        except (RuntimeError, IndexError) as error:
+            return f"query, key, value and attn_mask do not fit together: {error}"
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     options: dict[str, Any] = {"mask": _TOP_LEFT_CAUSAL if call.is_causal else 0}
     if call.scale is not None:
         options["softmax_scale"] = float(call.scale)
-    if call.attn_mask is not None:
-        options["bias"] = _as_bias(call.attn_mask, q.shape[0], k.shape[1])
-    return under_autocast(Arguments.of(q, k, v, options))
+    if mask is not None:
+        options["bias"] = _as_bias(mask, k.shape[1])
+    return under_autocast(Arguments.of(q, k, v, options)), lead
 
 
-def _as_bias(attn_mask: Tensor, batch: int, seqlen_k: int) -> Tensor:
+def _in_four_dimensions(
+    call: _Call,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[int, ...]]:
+    """query, key, value and attn_mask, broadcast as torch does it, with one dimension of batches.
+
+    Up to three dimensions are taken for those of one head, so that the result is contiguous as
+    torch's is; with enable_gqa the third is of heads.
+    The last value has the sizes of the result before seqlen and hdim.
+    """
+    q, k, v, mask = call[:4]
+    if call.enable_gqa:
+        batch = torch.broadcast_shapes(*(x.shape[:-3] for x in call[:3]))
+        lead = (*batch, q.shape[-3])
+        heads = [x.shape[-3] for x in (q, k, v)]
+    else:
+        lead = tuple(torch.broadcast_shapes(*(x.shape[:-2] for x in call[:3])))
+        if len(lead) < 2:
+            q, k, v = (x.unsqueeze(-3) for x in (q, k, v))
+            mask = None if mask is None else mask.unsqueeze(-3)
+        batch, most = (lead[:-1], lead[-1]) if len(lead) > 1 else (lead, 1)
+        # Keys and values of one head are shared, as with enable_gqa.
+        shares = all(x.dim() < 3 or x.shape[-3] == 1 for x in (k, v))
+        heads = [most, *([1 if shares else most] * 2)]
+    number = math.prod(batch)
+    q, k, v = (
+        x.expand(*batch, n, *x.shape[-2:]).reshape(number, n, *x.shape[-2:])
+        for x, n in zip((q, k, v), heads, strict=True)
+    )
+    if mask is not None:
+        own = (1,) * (3 - mask.dim()) + tuple(mask.shape[-3:])
+        is_same = math.prod(mask.shape[:-3]) == 1 and mask.dim() <= len(batch) + 3
+        mask = mask.reshape(1, *own) if is_same else mask.expand(*batch, *own).reshape(number, *own)
+    return q, k, v, mask, lead
+
+
+def _as_bias(attn_mask: Tensor, seqlen_k: int) -> Tensor:
     """A view with four dimensions, of which the last is as long as the keys."""
     missing = 4 - attn_mask.dim()
     bias = attn_mask[(None,) * missing] if missing > 0 else attn_mask

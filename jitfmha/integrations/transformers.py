@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, masking_utils
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from ..call.interface import OFF, fmha_fwd
@@ -70,6 +70,16 @@ def _let_our_name_pass() -> None:
         return NAME
 
     PreTrainedModel._check_and_adjust_attn_implementation = checked
+    is_flash = masking_utils.is_flash_attention_requested
+
+    @functools.wraps(is_flash)
+    def is_without_chunks(config: Any = None, *others: object, **named: object) -> bool:
+        # Masks are made by this question's answer in one place: chunks, as Llama 4 has them, are
+        # refused. `attention_mask` has them written out.
+        is_ours = config is not None and config._attn_implementation == NAME
+        return not is_ours and bool(is_flash(config, *others, **named))
+
+    masking_utils.is_flash_attention_requested = is_without_chunks
 
 
 def _asks_for_attention(model: type) -> bool:

@@ -16,7 +16,13 @@ from ..call.interface import OFF, fmha_fwd
 from ..call.pytorch.autocast import under_autocast
 from ..call.run import prepared_call
 from ..problem.arguments import Arguments, Options, is_of_tokens
-from ..problem.checks import describe, not_a_tensor, refuse_grad, with_clear_errors
+from ..problem.checks import (
+    can_be_read,
+    describe,
+    not_a_tensor,
+    refuse_grad,
+    with_clear_errors,
+)
 from ..problem.problem import make_problem
 from ..problem.torch_parts import is_any_autocast_enabled, is_watched
 from .peer_values import (
@@ -92,7 +98,7 @@ def flash_attn_with_kvcache(
 
     Raises:
         TypeError, ValueError: an argument breaks a rule; the text names it and its value. On a GPU
-            nobody reads lengths, batch indices and block tables to find out.
+            and in compiled code nobody reads lengths, batch indices and block tables to find out.
         NotImplementedError: what no kernel serves; also inputs that require grad while grad mode is
             on, because there is no backward pass.
     """
@@ -271,7 +277,9 @@ class _Cache(NamedTuple):
             contiguous = table if table.stride(-1) == 1 else table.contiguous()
             return self._lying(lambda x: x, None, contiguous)
         scales = [x for x in (self.k_descale, self.v_descale) if is_of_tokens(x)]
-        if self.batch_idx is None and all(map(_lies_in_rows, (self.k, self.v, *scales))):
+        is_in_rows = self.batch_idx is None and all(map(_lies_in_rows, (self.k, self.v, *scales)))
+        # Rows start where the first sequence does, which a trace does not know.
+        if is_in_rows and (self.leftpad is None or not torch.compiler.is_compiling()):
             return self._rows()
         if self.leftpad is None:  # each sequence is one page
             return self._lying(lambda x: x, None, self._sequences()[:, None].int())
@@ -313,8 +321,10 @@ def _lies_in_rows(x: Tensor) -> bool:
 
 
 def check_page_numbers(name: str, pages: Tensor, num_pages: int) -> None:
-    """Raise ``ValueError`` for pages of a ``block_table`` that ``name`` lacks; on the CPU only."""
-    if pages.device.type != "cpu" or pages.numel() == 0:
+    """Raise ``ValueError`` for pages of a ``block_table`` that ``name`` lacks, where they can be
+    read.
+    """
+    if not can_be_read(pages) or pages.numel() == 0:
         return
     for number in (int(pages.min()), int(pages.max())):
         if not 0 <= number < num_pages:
@@ -343,7 +353,7 @@ class Rotary(NamedTuple):
             )
         steps = torch.arange(x.shape[1], device=x.device) * int(moves)
         position = first.long()[:, None] + steps
-        last = int(position.max()) if x.device.type == "cpu" and position.numel() else -1
+        last = int(position.max()) if can_be_read(position) and position.numel() else -1
         if last >= cos.shape[0]:
             raise ValueError(
                 f"rotary_cos has {cos.shape[0]} rows; {name} reaches to position {last}"
@@ -370,14 +380,14 @@ def _seqlens(cache: _Cache, cache_seqlens: int | Tensor | None, k: Tensor | None
         cache_seqlens = torch.full((cache.batch,), length, dtype=torch.int32, device=cache.k.device)
     new = k.shape[1] if isinstance(k, Tensor) and k.dim() == 4 else 0
     _check_indices("cache_seqlens", cache_seqlens, (cache.batch,), None)
-    if cache_seqlens.device.type == "cpu" and cache.batch > 0:
+    if can_be_read(cache_seqlens) and cache.batch > 0:
         for number in (int(cache_seqlens.min()), int(cache_seqlens.max())):
             if not 0 <= number <= cache.capacity - new:
                 raise ValueError(
                     f"cache_seqlens holds {number}, and k has {new} more keys; {cache.described} "
                     f"has room for {cache.capacity}"
                 )
-    if cache.leftpad is not None and cache.leftpad.device.type == "cpu":
+    if cache.leftpad is not None and can_be_read(cache.leftpad):
         behind = cache.leftpad > cache_seqlens
         if behind.any():
             at = int(behind.nonzero()[0])
@@ -417,7 +427,7 @@ def _check_indices(
     )
     if not fits:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {shape}")
-    if below is None or x.device.type != "cpu" or x.numel() == 0:
+    if below is None or not can_be_read(x) or x.numel() == 0:
         return
     for number in (int(x.min()), int(x.max())):
         if not 0 <= number < below:

@@ -194,6 +194,11 @@ def describe(value: object) -> str:
     return repr(value)
 
 
+def can_be_read(x: Tensor) -> bool:
+    """Whether a check may look at values: not on a GPU, which it would wait for, nor in a trace."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def check_layout(name: str, x: Tensor) -> None:
     """Raise ``TypeError`` for a tensor without strides, or one of several lengths."""
     if x.is_nested:
@@ -206,8 +211,8 @@ def check_layout(name: str, x: Tensor) -> None:
 
 
 def check_last_dimension(name: str, x: Tensor) -> None:
-    """Raise ``ValueError`` where the last dimension is not contiguous."""
-    if x.shape[-1] > 1 and x.stride(-1) != 1:
+    """Raise ``ValueError`` where the last dimension is not contiguous; what is empty has none."""
+    if x.shape[-1] > 1 and x.stride(-1) != 1 and x.numel() > 0:
         raise ValueError(
             f"{name} has stride {x.stride(-1)} in its last dimension, which must be contiguous; "
             f"call {name}.contiguous()"
