@@ -37,7 +37,8 @@ from jitfmha.amd.kernel_arguments import (
     device_header,
 )
 from jitfmha.amd.manifest import FORWARD_MANIFEST, READY_BACKWARD_MANIFEST
-from jitfmha.jit.toolchain.device_compiler import assemble, compile_hip_to_assembly
+from jitfmha.emulator.wait_states import assemble_with_waits
+from jitfmha.jit.toolchain.device_compiler import compile_hip_to_assembly
 
 HSA = Path(__file__).resolve().parent
 SOURCES = HSA / "src"
@@ -424,7 +425,7 @@ def build(kernel: AnyKernel) -> CodeObject:
     (compiler,) = re.findall(r'\.ident\s+"(clang version [\d.]+)', assembly)
     return CodeObject(
         kernel,
-        assemble(assembly, kernel.arch),
+        assemble_with_waits(assembly, kernel.arch),
         lds_bytes=metadata["group_segment_fixed_size"],
         vgprs=metadata["vgpr_count"],
         agprs=metadata["agpr_count"],
