@@ -20,8 +20,8 @@ from untyped import fmha_fwd
 
 from jitfmha import emulate, jit
 from jitfmha.amd.code_object import kernel_metadata
-from jitfmha.jit import BuildSpec
 from jitfmha.emulator.wait_states import missing_waits
+from jitfmha.jit import BuildSpec
 from jitfmha.jit.elf import Elf
 from jitfmha.kernels.compiled.traits import Access
 from jitfmha.kernels.modifiers import ModifierTraits

@@ -517,5 +517,5 @@ def test_wait_states_that_a_path_lacks_are_named(hsa, listing, tmp_path):
 
 
 def test_kernels_in_the_cache_are_looked_at(hsa, monkeypatch, tmp_path):
-    monkeypatch.setattr("jitfmha.jit.cache_entries", lambda: [])
+    monkeypatch.setattr("jitfmha.jit.cache_entries", list)
     assert hsa("waits").out == "0 code objects, none of which lack wait states\n"
