@@ -417,7 +417,10 @@ def compile_to_assembly(kernel: AnyKernel) -> str:
 
 
 def build(kernel: AnyKernel) -> CodeObject:
-    """Compile a kernel; raises what `compile_to_assembly` does."""
+    """Compile a kernel, with the wait states that the compiler left out on some path.
+
+    Raises what `compile_to_assembly` and `assemble_with_waits` do.
+    """
     assembly = compile_to_assembly(kernel)
     metadata: dict[str, int] = {}
     for name, value in re.findall(r"^ {2}[- ] \.(\w+): +(\d+)$", assembly, re.MULTILINE):
