@@ -37,7 +37,8 @@ from jitfmha.amd.kernel_arguments import (
     device_header,
 )
 from jitfmha.amd.manifest import FORWARD_MANIFEST, READY_BACKWARD_MANIFEST
-from jitfmha.jit.toolchain.device_compiler import assemble, compile_hip_to_assembly
+from jitfmha.emulator.wait_states import assemble_with_waits
+from jitfmha.jit.toolchain.device_compiler import compile_hip_to_assembly
 
 HSA = Path(__file__).resolve().parent
 SOURCES = HSA / "src"
@@ -416,7 +417,10 @@ def compile_to_assembly(kernel: AnyKernel) -> str:
 
 
 def build(kernel: AnyKernel) -> CodeObject:
-    """Compile a kernel; raises what `compile_to_assembly` does."""
+    """Compile a kernel, with the wait states that the compiler left out on some path.
+
+    Raises what `compile_to_assembly` and `assemble_with_waits` do.
+    """
     assembly = compile_to_assembly(kernel)
     metadata: dict[str, int] = {}
     for name, value in re.findall(r"^ {2}[- ] \.(\w+): +(\d+)$", assembly, re.MULTILINE):
@@ -424,7 +428,7 @@ def build(kernel: AnyKernel) -> CodeObject:
     (compiler,) = re.findall(r'\.ident\s+"(clang version [\d.]+)', assembly)
     return CodeObject(
         kernel,
-        assemble(assembly, kernel.arch),
+        assemble_with_waits(assembly, kernel.arch),
         lds_bytes=metadata["group_segment_fixed_size"],
         vgprs=metadata["vgpr_count"],
         agprs=metadata["agpr_count"],

@@ -211,6 +211,14 @@ def _add_hsa(commands: Any) -> None:
     )
     trees = "folders (default: those that calls use)"
     verifier.add_argument("trees", type=Path, nargs="*", metavar="TREE", help=trees)
+    waits = _command(
+        actions,
+        "waits",
+        "Look for instructions that come too early after another one on some path, without running "
+        "them. The exit code is 1 where there are any.",
+    )
+    files = "(default: what was compiled into the cache)"
+    waits.add_argument("code_objects", type=Path, nargs="*", metavar="FILE.co", help=files)
 
 
 def _add_import(actions: Any) -> None:

@@ -1,4 +1,4 @@
-"""``python -m jitfmha hsa``: import, list, show, disassemble and verify code objects."""
+"""``python -m jitfmha hsa``: import, list, show, disassemble and check code objects."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import struct
 from pathlib import Path
 from typing import Any, get_args
 
+from .. import jit
 from ..amd.chips import Arch, architecture, chips_of_folders
 from ..amd.code_object import kernel_descriptors, kernel_metadata
 from ..amd.import_kernel import ImportRefused, KernelFacts, add_to_tree, import_listing, rows_of
@@ -24,6 +25,7 @@ from ..amd.tree import (
 )
 from ..amd.tree_check import check_tree, manifest_folders
 from ..emulator.disassembly import DecodedInstruction, disassemble, without_padding
+from ..emulator.wait_states import missing_waits
 from ..jit.elf import Elf, printable
 from ..jit.regular_file import read_regular_file
 from ..jit.resources import hsa_dir
@@ -45,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
         "show": _show,
         "disasm": _disasm,
         "verify": _verify,
+        "waits": _waits,
     }
     return actions[args.action](args)
 
@@ -318,3 +321,22 @@ def _trees_of_calls() -> list[Path]:
     if not os.environ.get(HSA_DIR) and own is not None and own.is_dir():
         named.insert(0, own)
     return [*named, hsa_dir()]
+
+
+# ---- waits ---------------------------------------------------------------------------------------
+
+
+def _waits(args: argparse.Namespace) -> int:
+    paths = args.code_objects or sorted(
+        path for entry in jit.cache_entries() for path in entry.path.glob("*.co")
+    )
+    found = {str(path): missing_waits(_read(path)[0].image) for path in paths}
+    if args.json:
+        print_json({path: [vars(place) for place in places] for path, places in found.items()})
+    else:
+        for path, places in found.items():
+            for place in places:
+                print(f"{path}: {place}")
+        faulty = sum(map(bool, found.values()))
+        print(f"{len(found)} code objects, {faulty or 'none'} of which lack wait states")
+    return FAILED if any(found.values()) else OK

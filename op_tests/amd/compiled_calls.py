@@ -20,6 +20,7 @@ from untyped import fmha_fwd
 
 from jitfmha import emulate, jit
 from jitfmha.amd.code_object import kernel_metadata
+from jitfmha.emulator.wait_states import missing_waits
 from jitfmha.jit import BuildSpec
 from jitfmha.jit.elf import Elf
 from jitfmha.kernels.compiled.traits import Access
@@ -346,9 +347,12 @@ def assert_nothing_is_spilled(
 ) -> None:
     """What goes to scratch memory, or scalars to vector registers, would be in every loop's way.
 
-    ``spilling_kernels.csv`` has those in which something does still, and how much.
+    ``spilling_kernels.csv`` has those in which something does still, and how much. Nor does a path
+    lack wait states, which whoever looks at every kernel of a family looks at, too.
     """
-    elf = Elf(jit.read(spec))
+    code_object = jit.read(spec)
+    assert missing_waits(code_object) == []
+    elf = Elf(code_object)
     for kernel in kernels:
         metadata = kernel_metadata(elf, kernel)
         assert metadata is not None

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from hsa_build import REPOSITORY, hsa_build
 
+from jitfmha.emulator.wait_states import missing_waits
+
 
 def manifests() -> list[Path]:
     return sorted((REPOSITORY / "hsa").glob("gfx*/*/*.csv"))
@@ -61,6 +63,11 @@ def test_the_arguments_are_those_that_the_launcher_packs():
 def test_nothing_is_spilled():
     """Registers that go to scratch memory would be in every loop's way."""
     assert {row["spills"] for _, row in rows()} == {"0"}
+
+
+def test_no_path_lacks_wait_states():
+    for path, _ in rows():
+        assert missing_waits(path.read_bytes()) == [], path.name
 
 
 def test_a_difference_is_told(tmp_path, monkeypatch):

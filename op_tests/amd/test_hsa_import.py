@@ -493,3 +493,29 @@ def test_a_damaged_backward_manifest_is_named(action, code, hsa, tmp_path):
 
 def test_a_folder_without_manifests_is_not_listed(hsa, tmp_path):
     assert_refused(hsa("list", tmp_path), f"{tmp_path} has no manifest")
+
+
+def test_wait_states_that_a_path_lacks_are_named(hsa, listing, tmp_path):
+    clean, faulty, other = (tmp_path / name for name in ("clean.co", "faulty.co", "other.co"))
+    text = listing.read_text()
+    clean.write_bytes(assemble(text, "gfx942"))
+    (kernel,) = re.findall(r"^\s*\.amdhsa_kernel (\S+)", text, re.MULTILINE)
+    early = "v_mfma_f32_32x32x8_f16 v[8:23], v[2:3], v[4:5], 0\nv_mov_b32 v0, v8"
+    faulty.write_bytes(
+        assemble(text.replace(f"\n{kernel}:", f"\n{kernel}:\n{early}\n; "), "gfx942")
+    )
+    other.write_bytes(b"other")
+    ended = hsa("waits", clean)
+    assert (ended.code, ended.out) == (0, "1 code objects, none of which lack wait states\n")
+    ended = hsa("waits", clean, faulty)
+    assert ended.code == 1
+    assert f"{faulty}: {kernel}+0x8: `v_mov_b32_e32 v0, v8`: v8: needs 11 wait" in ended.out
+    assert "2 code objects, 1 of which lack wait states" in ended.out
+    (place,) = hsa("waits", faulty, "--json").json[str(faulty)]
+    assert (place["kernel"], place["number"], place["missing"]) == (kernel, 1, 11)
+    assert_refused(hsa("waits", other), f"{other} is not a code object")
+
+
+def test_kernels_in_the_cache_are_looked_at(hsa, monkeypatch, tmp_path):
+    monkeypatch.setattr("jitfmha.jit.cache_entries", list)
+    assert hsa("waits").out == "0 code objects, none of which lack wait states\n"

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from checked_kernels import Body, kinds, run_checked
+from checked_kernels import Body, code_object_of, kinds, run_checked
 
+from jitfmha.emulator.wait_states import missing_waits
 from jitfmha.jit.resources import templates_dir
 
 # Buffers and addresses in scalar registers, zeros in vector ones: all is written that is read.
@@ -244,6 +245,9 @@ def test_every_rule(check_emulator, arch):
         states = hazard.needed(arch)
         bodies |= {f"enough_{i}": hazard.body(states), f"few_{i}": hazard.body(max(0, states - 1))}
     findings = run_checked(check_emulator, arch, bodies)
+    places = missing_waits(code_object_of(arch, bodies))
+    lacking = {f"few_{i}": 1 for i, hazard in enumerate(hazards) if hazard.needed(arch)}
+    assert {place.kernel: place.missing for place in places} == lacking
     for i, hazard in enumerate(hazards):
         assert findings[f"enough_{i}"] == [], hazard
         if states := hazard.needed(arch):
@@ -265,6 +269,7 @@ def test_no_rule_is_left_out():
 def test_no_false_alarm(check_emulator, arch):
     bodies = {name: Body(_PROLOGUE + code) for name, code in _HARMLESS.items()}
     assert run_checked(check_emulator, arch, bodies) == {name: [] for name in _HARMLESS}
+    assert missing_waits(code_object_of(arch, bodies)) == []
 
 
 def test_any_instruction_is_a_wait_state(check_emulator, arch):

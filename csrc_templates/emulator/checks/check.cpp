@@ -56,6 +56,17 @@ void wave_end(Wave& wave) {
   wave.observation = nullptr;
 }
 
+namespace {
+
+void report_missing_waits(Wave& wave, const Instruction& inst,
+                          const std::vector<MissingWaits>& missing) {
+  for (const MissingWaits& each : missing)
+    report(wave, inst, FindingKind::wait_states, -1,
+           [&] { return text_of(*wave.dispatch().code, each); });
+}
+
+}  // namespace
+
 // ---- Instructions -------------------------------------------------------------------------------
 
 void before_instruction(Wave& wave, const Instruction& inst) {
@@ -64,7 +75,10 @@ void before_instruction(Wave& wave, const Instruction& inst) {
   if (traits.loads_to_lds)
     std::fill(std::begin(wave.observation->loaded_from), std::end(wave.observation->loaded_from),
               0);
-  check_wait_states(wave, inst, traits);
+  const CodeObject& code = *wave.dispatch().code;
+  std::vector<MissingWaits> missing;
+  wave.observation->wait_states.pass(code, inst, traits, missing);
+  report_missing_waits(wave, inst, missing);
   check_counters(wave, inst, traits);
 }
 
@@ -74,7 +88,10 @@ void after_instruction(Wave& wave, const Instruction& inst) {
 }
 
 void instruction_skipped(Wave& wave, const Instruction& inst) {
-  check_vskip(wave, inst, wave.dispatch().observation->traits[dword_of(wave, inst)]);
+  const InstructionTraits& traits = wave.dispatch().observation->traits[dword_of(wave, inst)];
+  std::vector<MissingWaits> missing;
+  wave.observation->wait_states.skip(*wave.dispatch().code, inst, traits, missing);
+  report_missing_waits(wave, inst, missing);
 }
 
 // ---- Memory -------------------------------------------------------------------------------------

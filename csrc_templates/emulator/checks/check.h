@@ -4,6 +4,7 @@
 //   registers.cpp    registers that nobody wrote
 //   counters.cpp     results used before the s_waitcnt that covers them
 //   wait_states.cpp  wait states that software must insert (the table: wait_states.inc)
+//   paths.cpp        the same over all paths of a code object, which does not run
 //   lds.cpp          LDS: bounds, words that nobody wrote, races between waves
 //   findings.cpp     the findings themselves, and their export
 #pragma once
@@ -46,7 +47,9 @@ void report(Wave& wave, const Instruction& inst, FindingKind kind, int lane, Mes
 }
 
 // "`global_load_dword v0, ...` at add+0x40"
+std::string instruction_at(const CodeObject&, u32 dword);
 std::string instruction_at(const Wave&, u32 dword);
+u32 dword_of(const CodeObject&, const Instruction&);
 u32 dword_of(const Wave&, const Instruction&);
 
 // ---- What the checks know about an instruction --------------------------------------------------
@@ -132,9 +135,32 @@ struct LastAccess {
   u32 dword = 0;
 };
 
+// That an instruction comes too early after another one.
+struct MissingWaits {
+  static constexpr i32 kNoRegister = -1;
+  u32 after;  // dword of the other one
+  u32 needed, has;
+  i32 reg;           // that both use; kNoRegister where it is none
+  const char* rule;  // what the two do
+  const char* source;
+  u32 count() const { return needed - has; }
+};
+std::string text_of(const CodeObject&, const MissingWaits&);
+
+// No two instructions need more wait states between them.
+constexpr u32 kLongestWait = 20;
+
+// What a path through the code has done that later instructions may have to keep away from.
 struct WaitStateState {
   u32 now = 1000;  // so that an access that never happened is long ago
   LastAccess written[kRegisters], read[kRegisters], hardware_register[64], f64_matrix, vskip;
+
+  // The path goes on with an instruction; what comes too early is added to `missing`.
+  void pass(const CodeObject&, const Instruction&, const InstructionTraits&,
+            std::vector<MissingWaits>& missing);
+  // The same of an instruction that MODE.VSKIP skips.
+  void skip(const CodeObject&, const Instruction&, const InstructionTraits&,
+            std::vector<MissingWaits>& missing);
 };
 
 struct CounterState {
@@ -204,10 +230,6 @@ void begin_registers(Wave&);
 void finish_registers(Wave&, const Instruction&);
 
 void check_counters(Wave&, const Instruction&, const InstructionTraits&);
-
-void check_wait_states(Wave&, const Instruction&, const InstructionTraits&);
-// Of an instruction that is not executed.
-void check_vskip(Wave&, const Instruction&, const InstructionTraits&);
 
 void publish_lds(Workgroup&);
 

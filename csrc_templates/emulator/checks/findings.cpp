@@ -62,13 +62,19 @@ class Printer {
 
 }  // namespace
 
+u32 dword_of(const CodeObject& code, const Instruction& inst) {
+  return static_cast<u32>(&inst - code.instructions.data());
+}
 u32 dword_of(const Wave& wave, const Instruction& inst) {
-  return static_cast<u32>(&inst - wave.dispatch().code->instructions.data());
+  return dword_of(*wave.dispatch().code, inst);
+}
+
+std::string instruction_at(const CodeObject& code, u32 dword) {
+  return "`" + text_of(code.instructions[dword]) + "` at " + code.location(dword);
 }
 
 std::string instruction_at(const Wave& wave, u32 dword) {
-  const CodeObject& code = *wave.dispatch().code;
-  return "`" + text_of(code.instructions[dword]) + "` at " + code.location(dword);
+  return instruction_at(*wave.dispatch().code, dword);
 }
 
 Finding* count_finding(Wave& wave, const Instruction& inst, FindingKind kind, int lane) {

@@ -105,7 +105,6 @@ UseSet threatened_by(ProducerSet producers) {
   return uses;
 }
 
-constexpr u32 kLongestWait = 20;
 constexpr i32 kModeRegister = 1;  // of s_getreg and s_setreg
 
 // ---- What an instruction is ---------------------------------------------------------------------
@@ -335,16 +334,16 @@ class TraitsBuilder {
 // ---- Checking -----------------------------------------------------------------------------------
 
 struct Site {
-  Wave& wave;
+  const CodeObject& code;
   const Instruction& inst;
   WaitStateState& state;
+  std::vector<MissingWaits>& missing;
 };
 
-// `about` names the register, or is empty.
 void check_rules(const Site& site, const LastAccess& last, ProducerSet producers, UseSet uses,
-                 const std::string& about) {
+                 i32 reg = MissingWaits::kNoRegister) {
   const u32 since = site.state.now - last.time - 1;
-  const u32 column = site.wave.dispatch().device->arch == kGfx950;
+  const u32 column = site.code.arch == kGfx950;
   const Rule* broken = nullptr;
   u32 needed = 0;
   for (const Rule& rule : kRules) {
@@ -352,13 +351,8 @@ void check_rules(const Site& site, const LastAccess& last, ProducerSet producers
     const u32 waits = rule.waits[column][last.by->passes_column];
     if (waits > since && waits > needed) broken = &rule, needed = waits;
   }
-  if (!broken) return;
-  const std::string first = instruction_at(site.wave, last.dword);
-  report(site.wave, site.inst, FindingKind::wait_states, -1, [&] {
-    return formatted("%s%sneeds %u wait states after %s, has %u (%s; %s)", about.c_str(),
-                     about.empty() ? "" : ": ", needed, first.c_str(), since, broken->text,
-                     broken->source);
-  });
+  if (broken)
+    site.missing.push_back({last.dword, needed, since, reg, broken->text, broken->source});
 }
 
 bool is_recent(const WaitStateState& state, const LastAccess& last) {
@@ -367,7 +361,7 @@ bool is_recent(const WaitStateState& state, const LastAccess& last) {
 
 // Whether the last access is that of the same dot product, which passes its result on to itself.
 bool is_same_dot(const Site& site, const LastAccess& last) {
-  const Instruction& before = site.wave.dispatch().code->instructions[last.dword];
+  const Instruction& before = site.code.instructions[last.dword];
   return last.by->is_dot && before.definition == site.inst.definition;
 }
 
@@ -396,7 +390,7 @@ void check_reads(const Site& site, const InstructionTraits& traits) {
         if (!traits.is_dot) uses = uses_of_matrix_c(traits, last);
         else if (is_same_dot(site, last)) continue;
       }
-      check_rules(site, last, last.by->produces, uses, name_of_register(reg));
+      check_rules(site, last, last.by->produces, uses, static_cast<i32>(reg));
     }
   }
 }
@@ -407,11 +401,11 @@ void check_writes(const Site& site, const InstructionTraits& traits) {
     for (u32 reg = range.first; reg < range.end(); ++reg) {
       const LastAccess& read = site.state.read[reg];
       if (is_recent(site.state, read))
-        check_rules(site, read, read.by->produces_by_reading, range.uses, name_of_register(reg));
+        check_rules(site, read, read.by->produces_by_reading, range.uses, static_cast<i32>(reg));
       const LastAccess& written = site.state.written[reg];
       if (is_recent(site.state, written) && written.by->threatened & range.uses &&
           !is_same_dot(site, written))
-        check_rules(site, written, written.by->produces, range.uses, name_of_register(reg));
+        check_rules(site, written, written.by->produces, range.uses, static_cast<i32>(reg));
     }
   }
 }
@@ -422,7 +416,7 @@ void check_hardware_register(const Site& site, const InstructionTraits& traits,
   LastAccess& last = site.state.hardware_register[site.inst.offset & 63];
   const bool writes = traits.hardware_register == HardwareRegisterUse::written;
   if (is_recent(site.state, last))
-    check_rules(site, last, one(setreg), one(writes ? use::setreg : use::getreg), "");
+    check_rules(site, last, one(setreg), one(writes ? use::setreg : use::getreg));
   if (writes) last = here;
 }
 
@@ -434,12 +428,12 @@ void check_uses_of_vskip(const Site& site, const InstructionTraits& traits) {
                           (site.inst.offset & 63) == kModeRegister;
   const UseSet uses = (traits.is_vector ? one(use::vector_operation) : 0) |
                       (reads_mode ? one(use::getreg_mode) : 0);
-  check_rules(site, last, last.by->changes_vskip, uses, "");
+  check_rules(site, last, last.by->changes_vskip, uses);
 }
 
 void check_f64(const Site& site, const InstructionTraits& traits, const LastAccess& here) {
   if (traits.is_f64_fma && is_recent(site.state, site.state.f64_matrix))
-    check_rules(site, site.state.f64_matrix, one(dgemm), one(use::f64_fma), "");
+    check_rules(site, site.state.f64_matrix, one(dgemm), one(use::f64_fma));
   if (traits.is_f64_matrix) site.state.f64_matrix = here;
 }
 
@@ -449,26 +443,36 @@ InstructionTraits traits_of(const Instruction& inst, Arch arch) {
   return inst.definition ? TraitsBuilder(inst, arch).build() : InstructionTraits{};
 }
 
-void check_wait_states(Wave& wave, const Instruction& inst, const InstructionTraits& traits) {
-  WaitStateState& state = wave.observation->wait_states;
-  const Site site{wave, inst, state};
-  const LastAccess here{&traits, state.now, dword_of(wave, inst)};
+std::string text_of(const CodeObject& code, const MissingWaits& missing) {
+  const std::string about = missing.reg == MissingWaits::kNoRegister
+                                ? ""
+                                : name_of_register(static_cast<u32>(missing.reg)) + ": ";
+  return formatted("%sneeds %u wait states after %s, has %u (%s; %s)", about.c_str(),
+                   missing.needed, instruction_at(code, missing.after).c_str(), missing.has,
+                   missing.rule, missing.source);
+}
+
+void WaitStateState::pass(const CodeObject& code, const Instruction& inst,
+                          const InstructionTraits& traits, std::vector<MissingWaits>& missing) {
+  const Site site{code, inst, *this, missing};
+  const LastAccess here{&traits, now, dword_of(code, inst)};
   check_reads(site, traits);
   check_writes(site, traits);
   check_hardware_register(site, traits, here);
   check_uses_of_vskip(site, traits);
-  if (traits.changes_vskip) state.vskip = here;
+  if (traits.changes_vskip) vskip = here;
   check_f64(site, traits, here);
   const auto note = [&](const RegisterRange& range, LastAccess* accesses) {
     std::fill(accesses + range.first, accesses + range.end(), here);
   };
-  if (traits.produces_by_reading) note(traits.reads.ranges[traits.protected_source], state.read);
-  for (const RegisterRange& range : traits.writes) note(range, state.written);
-  state.now += traits.wait_states;
+  if (traits.produces_by_reading) note(traits.reads.ranges[traits.protected_source], read);
+  for (const RegisterRange& range : traits.writes) note(range, written);
+  now += traits.wait_states;
 }
 
-void check_vskip(Wave& wave, const Instruction& inst, const InstructionTraits& traits) {
-  check_uses_of_vskip({wave, inst, wave.observation->wait_states}, traits);
+void WaitStateState::skip(const CodeObject& code, const Instruction& inst,
+                          const InstructionTraits& traits, std::vector<MissingWaits>& missing) {
+  check_uses_of_vskip({code, inst, *this, missing}, traits);
 }
 
 }  // namespace emulator
