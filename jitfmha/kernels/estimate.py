@@ -169,6 +169,10 @@ class Machine(NamedTuple):
         of_matrix = products / (_UNIT_PRODUCTS[self.arch] * self.compute_units)
         return self.clock.seconds(cycles, of_matrix)
 
+    def cycles_of_bytes(self, count: float) -> float:
+        """In which HBM gives so many bytes to a unit while all units stream."""
+        return count * self.compute_units / self.bytes_per_second * self.clock.peak
+
     def overlapped(self, compute: float, moved: Moved, waves: float) -> float:
         """Seconds of a launch that computes so long and moves so much, with so many waves a SIMD.
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from ...amd.kernel_arguments import ROW_BLOCK, SHARE_BEGIN
 from ...amd.manifest import KernelRow
 from ...planning.target import AmdTarget
-from ...problem.problem import Problem
+from ...problem.problem import Problem, element_bytes
 from ..cycles import WAVE_ROWS, kernel_cycles
+from ..estimate import Machine
 from ..launcher import ListedWork
 from ..ready.key_split import LAUNCH_GAP_SECONDS, MOST_SPLITS, Splits
 from .tile_table import Tile
@@ -24,12 +25,11 @@ _MOST_SEQUENCES, _MOST_BLOCKS = 1024, 8192
 _UNIT = 64
 # So many times the mean length in halves, as `unevenness_of` has it, the longest one has.
 _UNEVEN = 4
-# What a block takes beside its key tiles of which one wave alone has rows, over one of which all
-# have: by the cost model.
-_ONE_WAVE = 0.45
-# How many times as long as a workgroup with one block alone takes beside its key tiles a persistent
-# one takes for each of its blocks: by the cost model 1.2 to 1.3.
-_ONCE = 1.25
+# Cycles that persistent workgroups take to find a block in the list, by the cost model.
+_LISTED = 2500
+# How much longer keys take where units are quicker than HBM, of what they would if all came from
+# there: by the cost model, in mixes of which some are read by many blocks and others by one.
+_STREAMED = 0.25
 # What it takes to list the work, and to make the output of blocks that are cut: by the cost model
 # 5 to 6 us and 5 to 9 us, on any chip.
 LISTING_SECONDS = 2 * LAUNCH_GAP_SECONDS + 5.5e-6 + 7e-6
@@ -84,12 +84,16 @@ def _costs(problem: Problem, target: AmdTarget, row: KernelRow) -> tuple[int, in
     dtype = "fp8" if problem.is_fp8 else problem.dtype
     hdims = problem.hdim_q, problem.hdim_v
     is_masked = not problem.mask.is_none
-    *_, cycles = kernel_cycles(target.arch, "compiled", "forward", dtype, hdims, is_masked)
-    shared = min(row.workgroups_of_unit, cycles.most_shared) - 1
-    once, tile = _ONCE * cycles.once[shared], cycles.of_row[shared] * row.ts_kv
-    waves = row.ts_qo // WAVE_ROWS
-    of_wave = once * (1 - _ONE_WAVE) / (waves - 1)
-    block, wave, key_tile = (round(x / _UNIT) for x in (once - waves * of_wave, of_wave, tile))
+    few, *_, every = kernel_cycles(target.arch, "compiled", "forward", dtype, hdims, is_masked)
+    shared = min(row.workgroups_of_unit, every.most_shared)
+    once = few.once[shared - 1]
+    of_wave = (every.once[shared - 1] - once) / (row.ts_qo // WAVE_ROWS - 1)
+    of_tile = every.of_row[shared - 1] * row.ts_kv
+    tile_bytes = shared * row.ts_kv * sum(hdims) * element_bytes(problem).kv
+    streamed = Machine.of(target).cycles_of_bytes(tile_bytes)
+    of_tile += _STREAMED * max(streamed - of_tile, 0)
+    cycles = once - of_wave + _LISTED, of_wave, of_tile
+    block, wave, key_tile = (round(x / _UNIT) for x in cycles)
     return block, wave, key_tile
 
 
