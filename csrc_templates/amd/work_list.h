@@ -230,7 +230,8 @@ __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds
   const WorkCosts& costs = list.costs;
   const int batch = a.batch.divisor, stacked = kStacksHeads ? arguments.stacked.count.divisor : 1;
   Sequence own = {};
-  if (thread < batch) {
+  if (thread < batch && !kIsGroup) own = sequence_of<false>(a, 0);
+  if (thread < batch && kIsGroup) {
     own.seqlen_q = a.cu_seqlens_q[thread + 1] - a.cu_seqlens_q[thread];
     own.seqlen_k = a.cu_seqlens_k[thread + 1] - a.cu_seqlens_k[thread];
   }

@@ -95,6 +95,28 @@ def test_drawn_calls(rng, monkeypatch, number, are_usual):
     check(_uneven(drawn, call), rng)
 
 
+@pytest.mark.sample("number", range(_THOUSANDS), 2)
+def test_drawn_sequences_of_one_length(rng, monkeypatch, number):
+    """Under a mask, which some tiles of rows see more of than others."""
+    drawn = random.Random(rng.initial_seed())
+    _take_workgroups(monkeypatch, drawn.choice(_WORKGROUPS))
+    call = draw(drawn, MODIFIERS if drawn.random() < 0.5 else ())
+    lengths = drawn.choice(((129, 300), (300, 129), (200, 200), (33, 500)))
+    check(
+        replace(
+            call,
+            lengths=(lengths,) * drawn.randint(1, 3),
+            is_group=drawn.random() < 0.3,
+            layouts=("bshd",) * 4,
+            gap=0,
+            mask=drawn.choice((1, 2, "b:100,0")),
+            heads=drawn.choice(((1, 1), (4, 2), (5, 1))),
+            random_order=drawn.randrange(1 << 32),
+        ),
+        rng,
+    )
+
+
 @pytest.mark.sample(
     ("page_size", "dtype"),
     [(n, dtype) for n in (1, 16, 24) for dtype in (torch.bfloat16, torch.int8)],
@@ -313,4 +335,25 @@ def test_which_calls_take_it(lengths, options, lists_work):
             max_seqlen_k=max(of_k),
             **options,
         ).plan
+    assert plan.traits.lists_work == lists_work
+
+
+@pytest.mark.parametrize(
+    ("batch", "seqlen", "mask", "options", "lists_work"),
+    [
+        (1, 8192, 2, {}, True),
+        (1, 8192, 0, {}, False),
+        (1, 8192, 2, {"num_splits": 1}, False),
+        (8, 8192, 2, {}, False),
+        (1, 512, 2, {}, False),
+    ],
+)
+def test_which_calls_of_equal_lengths_take_it(
+    monkeypatch, batch, seqlen, mask, options, lists_work
+):
+    """Those with a mask that have fewer tiles than the GPU runs at a time, but long ones."""
+    monkeypatch.undo()  # by what plans are estimated to take
+    q, k, v = (torch.zeros(1, 1, 1, 96).bfloat16().expand(batch, seqlen, 8, 96) for _ in "qkv")
+    with emulate("gfx950"):
+        plan = explain(q, k, v, mask=mask, **options).plan
     assert plan.traits.lists_work == lists_work

@@ -1,4 +1,4 @@
-"""Packed calls whose workgroups are persistent, and take their work from a list made on the device.
+"""Calls whose workgroups are persistent, and take their work from a list made on the device.
 
 ``csrc_templates/amd/work_list.h`` says how. No launch depends on how long sequences are: neither
 its grid nor its workspace.
@@ -30,21 +30,30 @@ _LISTED = 2500
 # How much longer keys take where units are quicker than HBM, of what they would if all came from
 # there: by the cost model, in mixes of which some are read by many blocks and others by one.
 _STREAMED = 0.25
-# What it takes to list the work, and to make the output of blocks that are cut: by the cost model
-# 5 to 6 us and 5 to 9 us, on any chip.
-LISTING_SECONDS = 2 * LAUNCH_GAP_SECONDS + 5.5e-6 + 7e-6
+# What it takes to list the work, by the cost model 5 to 9 us, and to make the output of blocks that
+# are cut, beside what it takes to read their parts: 4 to 9 us. On any chip.
+_LISTING_SECONDS = 2 * LAUNCH_GAP_SECONDS + 6e-6 + 6e-6
+
+
+def listing_seconds(target: AmdTarget, row: KernelRow) -> float:
+    """What a call takes beside its persistent workgroups, of which each leaves two parts."""
+    part_bytes = 4 * _floats_of_parts(_workgroups(target, row), row)
+    return _LISTING_SECONDS + part_bytes / Machine.of(target).bytes_per_second
 
 
 def may_list_work(problem: Problem, tile: Tile, *, streams: bool) -> bool:
-    """Whether persistent workgroups serve calls of this kind and length, which may be uneven."""
+    """Whether persistent workgroups serve calls of this kind and length, and may be quicker.
+
+    Where sequences may be uneven, or tiles of rows see more or less of the keys.
+    """
+    is_uneven = problem.mode == "gm1" and problem.batch > 1 and _may_be_uneven(problem)
     return (
-        problem.mode == "gm1"
-        and _may_be_uneven(problem)
+        (is_uneven or not (problem.mask.is_none or problem.is_paged))
         and problem.num_splits == 0
         and not problem.has_split_results
         and tile.slices == 1
         and not streams
-        and 1 < problem.batch <= _MOST_SEQUENCES
+        and problem.batch <= _MOST_SEQUENCES
         and not problem.is_empty
         and _most_blocks(problem, problem.seqlen_q * problem.gqa, tile.tile_q) <= _MOST_BLOCKS
     )
@@ -61,8 +70,9 @@ def _may_be_uneven(problem: Problem) -> bool:
 
 
 def _most_blocks(problem: Problem, rows: int, tile_q: int) -> int:
-    """How many blocks so many packed rows make at most, those of sequences and stacked heads."""
-    return -(-rows // tile_q) + problem.batch
+    """How many blocks a head has at most, of so many rows of a sequence, or of all packed ones."""
+    of_rows = -(-rows // tile_q)
+    return of_rows * problem.batch if problem.mode == "gm0" else of_rows + problem.batch
 
 
 def listed_work(problem: Problem, target: AmdTarget, row: KernelRow, symbol: str) -> ListedWork:
@@ -98,9 +108,17 @@ def _costs(problem: Problem, target: AmdTarget, row: KernelRow) -> tuple[int, in
 
 
 def list_workspace(problem: Problem, seqlen_q: int, work: ListedWork, row: KernelRow) -> Splits:
-    """The workspace of calls with so many packed rows: the list, and parts of blocks behind it."""
+    """The workspace of calls with so many rows: the list, and parts of blocks behind it.
+
+    Those of a sequence, or of all packed ones.
+    """
     rows = seqlen_q * (problem.gqa if row.stacks_heads else 1)
     blocks = _most_blocks(problem, rows, row.ts_qo)
     list_bytes = SHARE_BEGIN.size * (work.workgroups + 1) + ROW_BLOCK.size * blocks
+    return Splits(1, list_bytes // 4 + _floats_of_parts(work.workgroups, row))
+
+
+def _floats_of_parts(workgroups: int, row: KernelRow) -> int:
+    """How many float32 values workgroups leave of blocks that they share."""
     columns = -(-row.hdim_v // 32) * 32
-    return Splits(1, list_bytes // 4 + 2 * work.workgroups * row.ts_qo * (columns + 4))
+    return 2 * workgroups * row.ts_qo * (columns + 4)
