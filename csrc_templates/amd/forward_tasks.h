@@ -152,11 +152,12 @@ struct OutputRow {
   // Eight values of 16 columns, whose first half the lower half of the wave stores. A lane has made
   // four of each half, and lane ^ 32 the others: they exchange what they do not store, since half
   // as many stores take half as long.
+  template <class Element>
   __device__ u32x4 exchanged(f32x4 low, f32x4 high, int lane) const {
     low *= factor;
     high *= factor;
-    const u32x2 lows = rounded_to<OutElement>(low.x, low.y, low.z, low.w);
-    const u32x2 highs = rounded_to<OutElement>(high.x, high.y, high.z, high.w);
+    const u32x2 lows = rounded_to<Element>(low.x, low.y, low.z, low.w);
+    const u32x2 highs = rounded_to<Element>(high.x, high.y, high.z, high.w);
     const bool is_high = lane >= 32;
     const u32x2 kept = is_high ? highs : lows, given = is_high ? lows : highs;
     const auto taken = [&](unsigned word) {
