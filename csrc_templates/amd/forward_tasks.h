@@ -149,6 +149,28 @@ struct OutputRow {
     }
   }
 
+  // Eight values of 16 columns, whose first half the lower half of the wave stores. A lane has made
+  // four of each half, and lane ^ 32 the others: they exchange what they do not store, since half
+  // as many stores take half as long.
+  template <class Element>
+  __device__ u32x4 exchanged(f32x4 low, f32x4 high, int lane) const {
+    low *= factor;
+    high *= factor;
+    const u32x2 lows = rounded_to<Element>(low.x, low.y, low.z, low.w);
+    const u32x2 highs = rounded_to<Element>(high.x, high.y, high.z, high.w);
+    const bool is_high = lane >= 32;
+    const u32x2 kept = is_high ? highs : lows, given = is_high ? lows : highs;
+    const auto taken = [&](unsigned word) {
+      return static_cast<unsigned>(__builtin_amdgcn_ds_bpermute((lane ^ 32) * 4, word));
+    };
+    const u32x2 other = {taken(given.x), taken(given.y)};
+    const u32x2 begin = is_high ? other : kept, end = is_high ? kept : other;
+    return {begin.x, begin.y, end.x, end.y};
+  }
+  __device__ void store_eight(int first, u32x4 values) const {
+    if (first < kColumns) *(Global<u32x4>)(to + first * OutElement::kBytes) = values;
+  }
+
   // The first kLanes lanes of a wave have rows of their own.
   template <int kLanes>
   __device__ void store_lse(float maximum, int lane) const {

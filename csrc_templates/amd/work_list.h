@@ -15,10 +15,14 @@
 constexpr int kListThreads = 1024, kMostSequences = 1024, kMostBlocks = 8192;
 // A part of a block has so many key tiles at least, and a share takes as long as so many. A share
 // that would begin nearer to a block's end begins there.
-constexpr int kLeastKeyTiles = 2, kLeastShareTiles = 6, kNearKeyTiles = 1;
+constexpr int kLeastKeyTiles = 1, kLeastShareTiles = 6, kNearKeyTiles = 1;
 static_assert(kLeastShareTiles >= kLeastKeyTiles + kNearKeyTiles);  // between two cuts
 // What blocks take may add up to what 32 bits hold. Longer ones count as no longer.
 constexpr unsigned kMostOfBlock = ~0u / kMostBlocks;
+
+// As few blocks are dealt out one after the other, by the lanes of a wave, each of which tries out
+// shares of another size.
+constexpr int kMostDealt = 64;
 
 struct ListLds {
   int first_block[kMostSequences];  // of each sequence
@@ -26,6 +30,8 @@ struct ListLds {
   unsigned begin[kMostBlocks + 1];   // what all blocks before take
   unsigned char waves[kMostBlocks];  // that have rows
   unsigned of_waves[kListThreads / 64];
+  unsigned dealt[kMostDealt];  // what `Deal` says of each block
+  float dealt_share;           // what each share takes
 };
 
 // The sum of what the threads before this one give, and in `total` that of all.
@@ -97,6 +103,126 @@ __device__ inline ShareBegin begin_of(unsigned number, unsigned long share, unsi
   return {head, block, cut, first_cut, last_cut};
 }
 
+// How few blocks are dealt out to shares that take equally long, what it takes to begin a block
+// once more included where a share begins within one: that is as long as several key tiles. Floats
+// are exact, or else shares are a little larger or smaller.
+struct Deal {
+  float share, key_tile;
+
+  // Where a block begins, and how many key tiles its first part has.
+  struct Part {
+    unsigned share;
+    float tiles;
+
+    __device__ static Part of(unsigned packed) {
+      return {packed >> kTileBits, static_cast<float>(packed & ((1u << kTileBits) - 1))};
+    }
+    __device__ unsigned packed() const { return share << kTileBits | static_cast<unsigned>(tiles); }
+    // That sorts behind all of so many shares, and before those of the next one.
+    __device__ static unsigned last_of(unsigned share) { return ((share + 1) << kTileBits) - 1; }
+  };
+
+  // What the parts behind the first one have, but the last one.
+  __device__ float tiles_of_part(float once) const {
+    return __builtin_floorf((share - once) * __builtin_amdgcn_rcpf(key_tile));
+  }
+  __device__ static float parts_of(float tiles, float of_part) {
+    return __builtin_floorf((tiles - 0.5f) * __builtin_amdgcn_rcpf(of_part)) + 1;
+  }
+  __device__ unsigned parts_behind(const Part& first, float once, float tiles) const {
+    const float rest = tiles - first.tiles;
+    return rest > 0 ? static_cast<unsigned>(parts_of(rest, tiles_of_part(once))) : 0;
+  }
+
+  // A block that takes `once` beside its key tiles; `number` is the share at hand, of which so much
+  // is taken.
+  __device__ Part next(float once, float tiles, unsigned& number, float& taken) const {
+    const float room = share - taken - once;
+    if (tiles * key_tile <= room) {
+      taken += once + tiles * key_tile;
+      return {number, tiles};
+    }
+    const float that_fit = __builtin_floorf(room * __builtin_amdgcn_rcpf(key_tile));
+    const float first = __builtin_amdgcn_fmed3f(that_fit, 0, __builtin_fmaxf(tiles - 1, 0));
+    const float rest = tiles - first, of_part = tiles_of_part(once);
+    const float parts = __builtin_fmaxf(parts_of(rest, of_part), 1);
+    taken = once + (rest - (parts - 1) * of_part) * key_tile;
+    const Part result =
+        first > 0 ? Part{number, first} : Part{number + 1, __builtin_fminf(of_part, tiles)};
+    number += static_cast<unsigned>(parts);
+    return result;
+  }
+
+ private:
+  static constexpr int kTileBits = 22;
+  static_assert(kMostOfBlock < 1u << kTileBits);
+};
+
+// Of one of the blocks that are dealt: what it takes beside its key tiles, and these.
+struct DealtBlock {
+  float once, tiles;
+
+  __device__ static DealtBlock of(const WorkCosts& costs, Lds<const ListLds> lds, int block) {
+    const unsigned once = of_block(costs, lds->waves[block]);
+    const unsigned units = lds->begin[block + 1] - lds->begin[block] - once;
+    return {static_cast<float>(once), static_cast<float>(units / costs.key_tile)};
+  }
+};
+
+// Deals out `count` blocks, those of the heads that are dealt together: as one wave.
+__device__ inline void deal(const WorkList& list, int blocks, int count, Lds<ListLds> lds,
+                            int lane) {
+  const WorkCosts& costs = list.costs;
+  const unsigned of_last = of_block(costs, kTileRows / 32);
+  const float all = static_cast<float>(lds->begin[blocks]) * (count / blocks);
+  const float least = of_last + kLeastShareTiles * costs.key_tile;
+  // The largest one has room for all, whatever is cut: lanes try out those between.
+  const float step = static_cast<float>(of_last + costs.key_tile) / 64;
+  const Deal deal = {__builtin_fmaxf(all / list.dealt_shares, least) + (lane + 1) * step,
+                     static_cast<float>(costs.key_tile)};
+  const DealtBlock own = DealtBlock::of(costs, lds, lane % blocks);
+  const Lds<unsigned> tried = lds->begin + kMostDealt + 1;  // which so few blocks leave free
+  static_assert(kMostDealt * 65 < kMostBlocks);
+  unsigned number = 0;
+  float taken = 0;
+  for (int n = 0; n < count; ++n) {
+    const auto of_block = [&](float x) {
+      return bits_as<float>(__builtin_amdgcn_readlane(bits_as<int>(x), n));
+    };
+    tried[n * 64 + lane] =
+        deal.next(of_block(own.once), of_block(own.tiles), number, taken).packed();
+  }
+  const unsigned long fit = __builtin_amdgcn_ballot_w64(number < list.dealt_shares);
+  const int chosen = fit ? __builtin_ctzl(fit) : 63;
+  if (lane < count) lds->dealt[lane] = tried[lane * 64 + chosen];
+  if (lane == chosen) lds->dealt_share = deal.share;
+}
+
+// Where share `number` begins of those that were dealt.
+__device__ inline ShareBegin begin_of_dealt(unsigned number, const WorkList& list, int blocks,
+                                            int count, int heads, Lds<const ListLds> lds) {
+  const int time = number / list.dealt_shares;
+  const unsigned in_turn = number - time * list.dealt_shares;
+  const int head = time * list.dealt_heads;
+  if (head >= heads) return {heads, 0, 0, 0, 0};
+  if (in_turn == 0) return {head, 0, 0, 0, 0};
+  const Deal deal = {lds->dealt_share, static_cast<float>(list.costs.key_tile)};
+  const Lds<const unsigned> dealt = lds->dealt;
+  const int before = last_up_to<kMostDealt>(dealt, count, Deal::Part::last_of(in_turn - 1));
+  const Deal::Part first = Deal::Part::of(dealt[before]);
+  const int block = before % blocks;
+  const DealtBlock its = DealtBlock::of(list.costs, lds, block);
+  const unsigned last = first.share + deal.parts_behind(first, its.once, its.tiles);
+  if (in_turn > last) {
+    const int next = before + 1;
+    return {head + next / blocks, next % blocks, 0, 0, 0};
+  }
+  const float tile = first.tiles + (in_turn - first.share - 1) * deal.tiles_of_part(its.once);
+  const int first_cut = number - in_turn + first.share + 1;
+  const int last_cut = number - in_turn + smaller(last, list.dealt_shares - 1);
+  return {head + before / blocks, block, static_cast<int>(tile), first_cut, last_cut};
+}
+
 // Lists the work, as one workgroup.
 __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds> lds, int thread) {
   const Arguments& a = arguments.attention;
@@ -104,7 +230,8 @@ __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds
   const WorkCosts& costs = list.costs;
   const int batch = a.batch.divisor, stacked = kStacksHeads ? arguments.stacked.count.divisor : 1;
   Sequence own = {};
-  if (thread < batch) {
+  if (thread < batch && !kIsGroup) own = sequence_of<false>(a, 0);
+  if (thread < batch && kIsGroup) {
     own.seqlen_q = a.cu_seqlens_q[thread + 1] - a.cu_seqlens_q[thread];
     own.seqlen_k = a.cu_seqlens_k[thread + 1] - a.cu_seqlens_k[thread];
   }
@@ -148,13 +275,19 @@ __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds
   }
   if (thread == 0) lds->begin[blocks] = of_head;
   barrier();
-  const int heads = a.heads.divisor;
+  const int heads = a.heads.divisor, dealt = blocks * list.dealt_heads;
+  const bool is_dealt = 0 < dealt && dealt <= kMostDealt;
+  if (is_dealt) {
+    if (thread < 64) deal(list, blocks, dealt, lds, thread);
+    barrier();
+  }
   const unsigned long all = static_cast<unsigned long>(of_head) * heads;
   const unsigned long least = kLeastShareTiles * costs.key_tile;
   unsigned long share = (all + list.workgroups - 1) / list.workgroups;
   if (share < least) share = least;
   for (unsigned number = thread; number <= list.workgroups; number += kListThreads) {
-    const ShareBegin begin = begin_of(number, share, of_head, blocks, heads, costs, lds);
+    const ShareBegin begin = is_dealt ? begin_of_dealt(number, list, blocks, dealt, heads, lds)
+                                      : begin_of(number, share, of_head, blocks, heads, costs, lds);
     const Global<ShareBegin> to = list.shares + number;
     to->head = begin.head;
     to->block = begin.block;

@@ -28,6 +28,8 @@ from .cycles import WAVE_ROWS, CyclesOf, KernelCycles, Part, kernel_cycles
 MOST_TILES = 32
 # Different lengths that uneven sequences count as having.
 _MOST_LENGTHS = 8
+# How many times as uneven as keys the queries of mixed sequences are: at least.
+_MIXED = 2
 # Workgroups of an XCD that are put on its units one by one.
 _MOST_SCHEDULED = 512
 # Of what memory takes for the keys of a wave, how much the wave waits for them, by the cost model:
@@ -64,7 +66,15 @@ class Lengths(NamedTuple):
         if keys is None:
             uneven = _shares(None, counts)
             return equal, cls(uneven, uneven)
-        return (cls(_shares(keys if queries is None else queries, counts), _shares(keys, counts)),)
+        if queries is None:
+            queries = keys
+        of_queries, of_keys = _shares(queries, counts), _shares(keys, counts)
+        if queries >= _MIXED * keys:
+            # Chunks of prompts beside decoding: on average, each is in the middle of its prompt.
+            chunk = (1 + of_queries[0] * problem.seqlen_q / max(problem.seqlen_k, 1)) / 2
+            rest = (counts - chunk) / sum(of_keys[1:])
+            of_keys = (chunk, *(rest * share for share in of_keys[1:]))
+        return (cls(of_queries, of_keys),)
 
 
 def _shares(unevenness: int | None, counts: int) -> tuple[float, ...]:
@@ -168,6 +178,10 @@ class Machine(NamedTuple):
         """Of a launch of so many cycles with so many multiplications, of 16-bit numbers."""
         of_matrix = products / (_UNIT_PRODUCTS[self.arch] * self.compute_units)
         return self.clock.seconds(cycles, of_matrix)
+
+    def cycles_of_bytes(self, count: float) -> float:
+        """In which HBM gives so many bytes to a unit while all units stream."""
+        return count * self.compute_units / self.bytes_per_second * self.clock.peak
 
     def overlapped(self, compute: float, moved: Moved, waves: float) -> float:
         """Seconds of a launch that computes so long and moves so much, with so many waves a SIMD.

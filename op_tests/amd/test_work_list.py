@@ -42,7 +42,8 @@ _THOUSANDS = 4000
 _LENGTHS_Q = (0, 1, 1, 1, 2, 8, 31, 33, 127, 129)
 _LENGTHS_K = (0, 1, 5, 31, 33, 65, 100, 200, 300, 500)
 _WORKGROUPS = (2, 3, 7, 16, None)  # None: as many as the GPU runs
-_LEAST_TILES, _TILE_KEYS, _TILE_ROWS = 2, 32, 128
+_LEAST_TILES, _LEAST_SHARE_TILES, _TILE_KEYS, _TILE_ROWS = 1, 6, 32, 128
+_MOST_DEALT = 64
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +93,28 @@ def test_drawn_calls(rng, monkeypatch, number, are_usual):
     features = MODIFIERS if drawn.random() < 0.5 else ()
     call = (draw if are_usual else draw_of_other_dtypes)(drawn, features)
     check(_uneven(drawn, call), rng)
+
+
+@pytest.mark.sample("number", range(_THOUSANDS), 2)
+def test_drawn_sequences_of_one_length(rng, monkeypatch, number):
+    """Under a mask, which some tiles of rows see more of than others."""
+    drawn = random.Random(rng.initial_seed())
+    _take_workgroups(monkeypatch, drawn.choice(_WORKGROUPS))
+    call = draw(drawn, MODIFIERS if drawn.random() < 0.5 else ())
+    lengths = drawn.choice(((129, 300), (300, 129), (200, 200), (33, 500)))
+    check(
+        replace(
+            call,
+            lengths=(lengths,) * drawn.randint(1, 3),
+            is_group=drawn.random() < 0.3,
+            layouts=("bshd",) * 4,
+            gap=0,
+            mask=drawn.choice((1, 2, "b:100,0")),
+            heads=drawn.choice(((1, 1), (4, 2), (5, 1))),
+            random_order=drawn.randrange(1 << 32),
+        ),
+        rng,
+    )
 
 
 @pytest.mark.sample(
@@ -145,8 +168,8 @@ def _listed(
 ) -> tuple[list[dict[str, int]], list[dict[str, int]], dict[str, Any]]:
     """Where shares begin, the blocks of a head, and the arguments of the kernel."""
     (rows_q, rows_k), (heads_q, heads_k) = (map(sum, zip(*lengths, strict=True)), heads)
-    q = torch.zeros(rows_q, heads_q, 64, dtype=torch.bfloat16)
-    k = torch.zeros(rows_k, heads_k, 64, dtype=torch.bfloat16)
+    q = torch.zeros(rows_q, heads_q, 96, dtype=torch.bfloat16)
+    k = torch.zeros(rows_k, heads_k, 96, dtype=torch.bfloat16)
     with emulate(arch) as run:
         TARGET_HERE.get().runtime = RecordingRuntime(run.emulation, Path())
         token = recorded_scope.set(scope := Scope())
@@ -192,11 +215,14 @@ def _pieces(
 
 @pytest.mark.parametrize("mask", [0, 2])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_shares(rng, arch, mask):
+@pytest.mark.parametrize("are_few", [False, True], ids=["many", "few"])
+def test_shares(rng, arch, mask, are_few):
     """They are all of the work together, and each is as large as the others."""
     drawn = random.Random(rng.initial_seed())
-    lengths = [(drawn.randint(1, 8), drawn.randint(1, 3000)) for _ in range(30)]
-    lengths += [(n, n + drawn.randint(0, 600)) for n in (300, drawn.randint(150, 700))]
+    count = drawn.randint(1, 8) if are_few else 70
+    lengths = [(drawn.randint(1, 8), drawn.randint(1, 3000)) for _ in range(count)]
+    longest = (drawn.randint(20, 100),) if are_few else (300, drawn.randint(150, 700))
+    lengths += [(n, n + drawn.randint(0, 600)) for n in longest]
     drawn.shuffle(lengths)
     heads_q, heads_k = drawn.choice(((8, 2), (4, 4), (16, 4)))
     shares, blocks, arguments = _listed(arch, lengths, (heads_q, heads_k), mask)
@@ -218,13 +244,17 @@ def test_shares(rng, arch, mask):
 
     pieces_of_shares = list(_pieces(shares, blocks))
     every: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    dealt_shares, dealt_heads = (arguments[f"list.dealt_{x}"] for x in ("shares", "heads"))
+    are_dealt = len(blocks) * dealt_heads <= _MOST_DEALT
+    assert are_dealt or not are_few
     units = []
     for number, pieces in enumerate(pieces_of_shares):
         of_share = 0
         for head, n, begin, end in pieces:
             every.setdefault((head, n), []).append((begin, end, number))
             of_share += (end - begin) * of_tile
-            of_share += (of_block + waves_of(n) * of_wave) * (begin == 0)
+            # What it takes to begin a block is known to be twice where few are dealt out.
+            of_share += (of_block + waves_of(n) * of_wave) * (begin == 0 or are_dealt)
         units.append(of_share)
     assert set(every) == {(head, n) for head in range(heads) for n in range(len(blocks))}
     for (_, n), parts in every.items():
@@ -237,9 +267,25 @@ def test_shares(rng, arch, mask):
         first, *_, last = (number for *_, number in parts)
         for cut in shares[first + 1 : last + 1]:
             assert (cut["first_cut"], cut["last_cut"]) == (first + 1, last)
-    # A share is moved by less than a block without its tiles, and less than `_LEAST_TILES`.
-    least = of_block + _TILE_ROWS // 32 * of_wave + _LEAST_TILES * of_tile
-    assert max(units) <= max(sum(units) / len(units), least) + 2 * least
+    once = of_block + _TILE_ROWS // 32 * of_wave
+    if are_dealt:
+        whole = sum(
+            of_block + waves_of(n) * of_wave + block["key_tiles"] * of_tile
+            for n, block in enumerate(blocks)
+        )
+        # A share that is not full has no room for a block's begin and a tile, and none that begins
+        # within a block takes more than that begin longer. Sizes are tried out in steps.
+        least = once + _LEAST_SHARE_TILES * of_tile
+        most = max(dealt_heads * whole / dealt_shares, least) + once + of_tile
+        assert max(units) <= most + 1
+        # Where the next share begins within a block, there was no room for another tile.
+        ends = zip(units, shares[1:], strict=True)
+        assert all(x >= max(units) - of_tile - 1 for x, end in ends if end["key_tile"] > 0)
+        assert 64 * dealt_shares * heads >= 63 * dealt_heads * (len(shares) - 1)
+    else:
+        # A share is moved by less than a block without its tiles, and a few of these.
+        least = once + 2 * of_tile
+        assert max(units) <= max(sum(units) / len(units), least) + 2 * least
 
 
 # ---- What takes it -------------------------------------------------------------------------------
@@ -289,4 +335,25 @@ def test_which_calls_take_it(lengths, options, lists_work):
             max_seqlen_k=max(of_k),
             **options,
         ).plan
+    assert plan.traits.lists_work == lists_work
+
+
+@pytest.mark.parametrize(
+    ("batch", "seqlen", "mask", "options", "lists_work"),
+    [
+        (1, 8192, 2, {}, True),
+        (1, 8192, 0, {}, False),
+        (1, 8192, 2, {"num_splits": 1}, False),
+        (8, 8192, 2, {}, False),
+        (1, 512, 2, {}, False),
+    ],
+)
+def test_which_calls_of_equal_lengths_take_it(
+    monkeypatch, batch, seqlen, mask, options, lists_work
+):
+    """Those with a mask that have fewer tiles than the GPU runs at a time, but long ones."""
+    monkeypatch.undo()  # by what plans are estimated to take
+    q, k, v = (torch.zeros(1, 1, 1, 96).bfloat16().expand(batch, seqlen, 8, 96) for _ in "qkv")
+    with emulate("gfx950"):
+        plan = explain(q, k, v, mask=mask, **options).plan
     assert plan.traits.lists_work == lists_work

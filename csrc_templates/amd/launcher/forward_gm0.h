@@ -16,6 +16,12 @@ struct Order {
   std::int64_t group_heads;  // how many of them alternate
 };
 
+// Tiles of one head of all sequences, each of which has so many rows.
+template <class Call>
+std::int64_t most_blocks(const Call& call, std::int64_t rows) {
+  return call.batch * divided_up(rows, call.ts_qo);
+}
+
 inline Order order_of(const Kernel& kernel, std::int64_t batch, const Work& work) {
   const std::int64_t heads = work.heads, all_heads = batch * heads;
   const std::int64_t xcds = common_divisor(all_heads, kernel.xcds);

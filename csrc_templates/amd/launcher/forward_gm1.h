@@ -20,6 +20,12 @@ struct Order {
   std::int64_t tail_pairs;   // the last ones of these
 };
 
+// Tiles of one head that so many rows of all sequences together make at most.
+template <class Call>
+std::int64_t most_blocks(const Call& call, std::int64_t rows) {
+  return divided_up(rows, call.ts_qo) + call.batch;
+}
+
 template <class Call>
 Order order_of(const Kernel& kernel, const Call& call, const Work& work) {
   const std::int64_t xcds = kernel.xcds, heads_left = call.heads_k % xcds;

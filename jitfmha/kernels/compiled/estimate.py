@@ -12,7 +12,7 @@ from ..cycles import Part
 from ..estimate import ForwardEstimate
 from .split_choice import SplitChoice
 from .traits import ForwardTraits, blocks_of, forward_tile, stacks_heads
-from .work_list import LISTING_SECONDS
+from .work_list import listing_seconds
 
 
 class CompiledEstimate:
@@ -35,10 +35,10 @@ class CompiledEstimate:
         blocks = (
             (None, None) if is_listed else blocks_of(problem, stacks, self._target.compute_units)
         )
-        estimate, splits = self._estimates(stacks, *blocks)
+        estimate, splits, listing = self._estimates(stacks, *blocks)
         seqlen_q, seqlen_k = -(-seqlen_q // self._packs), -(-seqlen_k // self._packs)
         if is_listed:
-            return estimate.seconds(seqlen_q, seqlen_k, 1) + LISTING_SECONDS
+            return estimate.seconds(seqlen_q, seqlen_k, 1) + listing
         seconds = 0.0
         for lengths in estimate.lengths:
             # As many as pay for the longest sequences.
@@ -68,9 +68,11 @@ class CompiledEstimate:
             *(problem, self._target, row, traits.slices, traits.made_columns),
             streams=traits.decode_blocks is not None,
         )
-        return _Estimates(estimate, splits)
+        listing = listing_seconds(self._target, row) if traits.lists_work else 0.0
+        return _Estimates(estimate, splits, listing)
 
 
 class _Estimates(NamedTuple):
     launch: ForwardEstimate
     splits: SplitChoice
+    listing: float

@@ -370,6 +370,7 @@ def stacks_heads(problem: Problem, tile: Tile, *, are_uneven: bool = False) -> b
     if problem.is_empty:
         return False
     most_queries = _most_stacked_queries(problem, tile)
+    are_uneven = are_uneven and problem.mode == "gm1"
     if problem.seqlen_q > most_queries and not (are_uneven and most_queries > 0):
         return False
     bytes_of = element_bytes(problem)

@@ -1,4 +1,4 @@
-"""Packed calls whose workgroups are persistent, and take their work from a list made on the device.
+"""Calls whose workgroups are persistent, and take their work from a list made on the device.
 
 ``csrc_templates/amd/work_list.h`` says how. No launch depends on how long sequences are: neither
 its grid nor its workspace.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from ...amd.kernel_arguments import ROW_BLOCK, SHARE_BEGIN
 from ...amd.manifest import KernelRow
 from ...planning.target import AmdTarget
-from ...problem.problem import Problem
+from ...problem.problem import Problem, element_bytes
 from ..cycles import WAVE_ROWS, kernel_cycles
+from ..estimate import Machine
 from ..launcher import ListedWork
 from ..ready.key_split import LAUNCH_GAP_SECONDS, MOST_SPLITS, Splits
 from .tile_table import Tile
@@ -24,27 +25,35 @@ _MOST_SEQUENCES, _MOST_BLOCKS = 1024, 8192
 _UNIT = 64
 # So many times the mean length in halves, as `unevenness_of` has it, the longest one has.
 _UNEVEN = 4
-# What a block takes beside its key tiles of which one wave alone has rows, over one of which all
-# have: by the cost model.
-_ONE_WAVE = 0.45
-# How many times as long as a workgroup with one block alone takes beside its key tiles a persistent
-# one takes for each of its blocks: by the cost model 1.2 to 1.3.
-_ONCE = 1.25
-# What it takes to list the work, and to make the output of blocks that are cut: by the cost model
-# 5 to 6 us and 5 to 9 us, on any chip.
-LISTING_SECONDS = 2 * LAUNCH_GAP_SECONDS + 5.5e-6 + 7e-6
+# Cycles that persistent workgroups take to find a block in the list, by the cost model.
+_LISTED = 2500
+# How much longer keys take where units are quicker than HBM, of what they would if all came from
+# there: by the cost model, in mixes of which some are read by many blocks and others by one.
+_STREAMED = 0.25
+# What it takes to list the work, by the cost model 5 to 9 us, and to make the output of blocks that
+# are cut, beside what it takes to read their parts: 4 to 9 us. On any chip.
+_LISTING_SECONDS = 2 * LAUNCH_GAP_SECONDS + 6e-6 + 6e-6
+
+
+def listing_seconds(target: AmdTarget, row: KernelRow) -> float:
+    """What a call takes beside its persistent workgroups, of which each leaves two parts."""
+    part_bytes = 4 * _floats_of_parts(_workgroups(target, row), row)
+    return _LISTING_SECONDS + part_bytes / Machine.of(target).bytes_per_second
 
 
 def may_list_work(problem: Problem, tile: Tile, *, streams: bool) -> bool:
-    """Whether persistent workgroups serve calls of this kind and length, which may be uneven."""
+    """Whether persistent workgroups serve calls of this kind and length, and may be quicker.
+
+    Where sequences may be uneven, or tiles of rows see more or less of the keys.
+    """
+    is_uneven = problem.mode == "gm1" and problem.batch > 1 and _may_be_uneven(problem)
     return (
-        problem.mode == "gm1"
-        and _may_be_uneven(problem)
+        (is_uneven or not (problem.mask.is_none or problem.is_paged))
         and problem.num_splits == 0
         and not problem.has_split_results
         and tile.slices == 1
         and not streams
-        and 1 < problem.batch <= _MOST_SEQUENCES
+        and problem.batch <= _MOST_SEQUENCES
         and not problem.is_empty
         and _most_blocks(problem, problem.seqlen_q * problem.gqa, tile.tile_q) <= _MOST_BLOCKS
     )
@@ -61,8 +70,9 @@ def _may_be_uneven(problem: Problem) -> bool:
 
 
 def _most_blocks(problem: Problem, rows: int, tile_q: int) -> int:
-    """How many blocks so many packed rows make at most, those of sequences and stacked heads."""
-    return -(-rows // tile_q) + problem.batch
+    """How many blocks a head has at most, of so many rows of a sequence, or of all packed ones."""
+    of_rows = -(-rows // tile_q)
+    return of_rows * problem.batch if problem.mode == "gm0" else of_rows + problem.batch
 
 
 def listed_work(problem: Problem, target: AmdTarget, row: KernelRow, symbol: str) -> ListedWork:
@@ -84,19 +94,31 @@ def _costs(problem: Problem, target: AmdTarget, row: KernelRow) -> tuple[int, in
     dtype = "fp8" if problem.is_fp8 else problem.dtype
     hdims = problem.hdim_q, problem.hdim_v
     is_masked = not problem.mask.is_none
-    *_, cycles = kernel_cycles(target.arch, "compiled", "forward", dtype, hdims, is_masked)
-    shared = min(row.workgroups_of_unit, cycles.most_shared) - 1
-    once, tile = _ONCE * cycles.once[shared], cycles.of_row[shared] * row.ts_kv
-    waves = row.ts_qo // WAVE_ROWS
-    of_wave = once * (1 - _ONE_WAVE) / (waves - 1)
-    block, wave, key_tile = (round(x / _UNIT) for x in (once - waves * of_wave, of_wave, tile))
+    few, *_, every = kernel_cycles(target.arch, "compiled", "forward", dtype, hdims, is_masked)
+    shared = min(row.workgroups_of_unit, every.most_shared)
+    once = few.once[shared - 1]
+    of_wave = (every.once[shared - 1] - once) / (row.ts_qo // WAVE_ROWS - 1)
+    of_tile = every.of_row[shared - 1] * row.ts_kv
+    tile_bytes = shared * row.ts_kv * sum(hdims) * element_bytes(problem).kv
+    streamed = Machine.of(target).cycles_of_bytes(tile_bytes)
+    of_tile += _STREAMED * max(streamed - of_tile, 0)
+    cycles = once - of_wave + _LISTED, of_wave, of_tile
+    block, wave, key_tile = (round(x / _UNIT) for x in cycles)
     return block, wave, key_tile
 
 
 def list_workspace(problem: Problem, seqlen_q: int, work: ListedWork, row: KernelRow) -> Splits:
-    """The workspace of calls with so many packed rows: the list, and parts of blocks behind it."""
+    """The workspace of calls with so many rows: the list, and parts of blocks behind it.
+
+    Those of a sequence, or of all packed ones.
+    """
     rows = seqlen_q * (problem.gqa if row.stacks_heads else 1)
     blocks = _most_blocks(problem, rows, row.ts_qo)
     list_bytes = SHARE_BEGIN.size * (work.workgroups + 1) + ROW_BLOCK.size * blocks
+    return Splits(1, list_bytes // 4 + _floats_of_parts(work.workgroups, row))
+
+
+def _floats_of_parts(workgroups: int, row: KernelRow) -> int:
+    """How many float32 values workgroups leave of blocks that they share."""
     columns = -(-row.hdim_v // 32) * 32
-    return Splits(1, list_bytes // 4 + 2 * work.workgroups * row.ts_qo * (columns + 4))
+    return 2 * workgroups * row.ts_qo * (columns + 4)
