@@ -219,6 +219,8 @@ def written_to(out: Tensor | None, result: Tensor, output_scale: Tensor | None =
             f"out is {describe(out)}; expected a tensor of shape {tuple(result.shape)}, of the "
             "dtype that is to be written"
         )
+    if out.requires_grad:
+        raise ValueError("out requires grad; what is written to it has no gradient")
     if out.dtype not in (*FP8_NAMES, torch.bfloat16, torch.float16, torch.float32):
         raise TypeError(f"out has dtype {out.dtype}; it must be fp8 (e4m3), bf16, fp16 or fp32")
     if output_scale is not None:
