@@ -72,7 +72,7 @@ def _attend(
     )
     scale = as_softmax_scale(sm_scale)
     options: Options = {
-        "softmax_scale": latent.shape[-1] ** -0.5 if scale is None else scale,
+        "softmax_scale": max(latent.shape[-1], 1) ** -0.5 if scale is None else scale,
         "mask": 2 if as_flag("causal", causal) else 0,
         "logit_softcap": max(as_number("logit_cap", logit_cap), 0.0) or OFF,
         "cu_seqlens_q": qo_indptr,
@@ -80,7 +80,7 @@ def _attend(
         "max_seqlen_q": as_int("max_seqlen_q", max_seqlen_q),
         "block_table": table,
         # One asks for sums in one order, whatever else is in the batch.
-        "num_splits": 1 if num_kv_splits == 1 else OFF,
+        "num_splits": 1 if type(num_kv_splits) is int and num_kv_splits == 1 else OFF,
     }
     if kv_buffer.dtype in EIGHT_BIT_DTYPES:
         scales = ("q_descale", q_scale), ("k_descale", kv_scale), ("v_descale", kv_scale)

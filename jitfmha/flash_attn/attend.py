@@ -62,11 +62,14 @@ def attend(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    q_v: Tensor | None = None,
     **given: Any,
 ) -> Attended:
     """``given`` are the tensors and the lengths of packed sequences."""
     lengths = _lengths(given, is_paged=block_table is not None)
     q, k, v = _tensors(given, is_group=bool(lengths))
+    if q_v is not None:
+        q, k = _of_latent(q, k, v, q_v)
     if window_size is None and "seqused_k" in given:  # as vLLM has it
         window_size = OPEN_WINDOW
     left, right, sink_size = as_window(window_size)
@@ -142,6 +145,31 @@ def _tensors(given: Mapping[str, Any], is_group: bool) -> Iterable[Tensor]:
     if "kv" in given:
         return (given["q"], *_unpacked("kv", given["kv"], is_group))
     return given["q"], given["k"], given["v"]
+
+
+def _of_latent(q: Tensor, k: Tensor, v: Tensor, q_v: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys of which ``q_v`` and v are the first columns, so that v counts as a key."""
+    for name, x in (("q", q), ("k", k), ("v", v), ("q_v", q_v)):
+        if not isinstance(x, Tensor):
+            raise not_a_tensor(name, x)
+    if q_v.shape != (*q.shape[:-1], v.shape[-1]) or q_v.dtype != q.dtype:
+        raise ValueError(
+            f"q_v is {describe(q_v)}; expected one of {q.dtype} and shape "
+            f"{(*q.shape[:-1], v.shape[-1])}, with the hdim of v"
+        )
+    strides = zip(k.shape, k.stride(), v.stride(), strict=False)
+    lies_behind = (
+        k.shape[:-1] == v.shape[:-1]
+        and all(of_k == of_v for size, of_k, of_v in strides if size > 1)
+        and k.data_ptr() == v.data_ptr() + v.shape[-1] * v.element_size()
+    )
+    if not lies_behind:
+        raise NotImplementedError(
+            f"q_v ({describe(q_v)}) is served where v and k are the first and the last columns of "
+            "one tensor, as those of a latent are"
+        )
+    width = v.shape[-1] + k.shape[-1]
+    return torch.cat([q_v, q], dim=-1), v.as_strided((*v.shape[:-1], width), v.stride())
 
 
 def _unpacked(name: str, packed: Tensor, is_group: bool) -> tuple[Tensor, ...]:

@@ -100,8 +100,8 @@ class Function(Protocol[P]):
 
 
 # Of vLLM's function of this name. What is refused would change numbers.
-_REFUSED = ("q_v", "dynamic_causal", "mask_mod", "aux_tensors", "cp_tot_seqused_k")
-_WITHOUT_EFFECT = {"scheduler_metadata", "fa_version", "cp_rank"}
+_REFUSED = ("dynamic_causal", "mask_mod", "aux_tensors")
+_WITHOUT_EFFECT = {"scheduler_metadata", "fa_version", "cp_rank", "cp_tot_seqused_k"}
 
 
 def _attending(declared: Callable[P, Attention | tuple[Tensor, Tensor]]) -> Function[P]:
@@ -224,9 +224,12 @@ def flash_attn_varlen_func(
             no effect where keys have 16 or 32 bits.
         output_scale: one number, which the result is divided by before it is written to an ``out``
             of any dtype, such as fp8.
-        scheduler_metadata, fa_version: no effect.
-        q_v, dynamic_causal, mask_mod, aux_tensors, cp_tot_seqused_k: None; others are refused, as
-            is a ``cp_world_size`` other than 1.
+        scheduler_metadata, fa_version, cp_rank, cp_tot_seqused_k: no effect.
+        q_v: ``(total_q, hq, hdim_v)``, whose products with v are added to the scores, where v and k
+            are the first and the last columns of one tensor, which is not copied: latent attention.
+            ``softmax_scale`` then is ``1 / sqrt(hdim + hdim_v)`` by default.
+        dynamic_causal, mask_mod, aux_tensors: None; others are refused, as is a ``cp_world_size``
+            other than 1.
 
     Returns:
         out ``(total_q, hq, hdim_v)``; with ``return_attn_probs`` also softmax_lse, float32

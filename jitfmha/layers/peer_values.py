@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..problem.checks import check_layout, describe, with_clear_errors
+from ..problem.dtypes import FP8_NAMES
 from ..problem.mask import INT64_MAX, OPEN_WINDOW
 
 P = ParamSpec("P")
@@ -218,8 +219,10 @@ def written_to(out: Tensor | None, result: Tensor, output_scale: Tensor | None =
             f"out is {describe(out)}; expected a tensor of shape {tuple(result.shape)}, of the "
             "dtype that is to be written"
         )
-    if not out.dtype.is_floating_point:
-        raise TypeError(f"out has dtype {out.dtype}; it must be a floating-point one")
+    if out.requires_grad:
+        raise ValueError("out requires grad; what is written to it has no gradient")
+    if out.dtype not in (*FP8_NAMES, torch.bfloat16, torch.float16, torch.float32):
+        raise TypeError(f"out has dtype {out.dtype}; it must be fp8 (e4m3), bf16, fp16 or fp32")
     if output_scale is not None:
         if not isinstance(output_scale, Tensor) or output_scale.numel() != 1:
             raise ValueError(

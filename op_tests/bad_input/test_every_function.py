@@ -153,6 +153,15 @@ def of_unified(draw: Draw) -> Arguments:
     return made | dict.fromkeys(("q_descale", "k_descale", "v_descale", "sinks", "output_scale"))
 
 
+def of_vllm(draw: Draw) -> Arguments:
+    made = of_one_query_each(draw)
+    made |= {"seqused_k": made.pop("lengths"), "block_table": made.pop("table")}
+    made |= {"cu_seqlens_q": prefix_sums([1, 1, 1]), "max_seqlen_q": 1, "max_seqlen_k": 4}
+    made |= {"softmax_scale": 0.5, "causal": True, "window_size": (-1, -1), "softcap": 0.0}
+    made |= {"num_splits": 0, "cp_world_size": 1, "return_softmax_lse": True, "fa_version": 3}
+    return made | dict.fromkeys(("q_descale", "k_descale", "v_descale", "s_aux"))
+
+
 def of_paged_attention(draw: Draw, *, is_ragged: bool = False) -> Arguments:
     made = of_one_query_each(draw)
     names = {"q": "query", "k": "key_cache", "v": "value_cache"}
@@ -299,6 +308,7 @@ def of_random_bytes(draw: Draw) -> Arguments:
 V3 = {"is_v3_atomic_fp32": True, "how_v3_bf16_cvt": 0}
 FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[Draw], Arguments]]] = {
     "flash_attn_with_kvcache": (untyped.flash_attn_with_kvcache, of_cache),
+    "flash_attn.flash_attn_varlen_func": (untyped.flash_attn_varlen_func, of_vllm),
     "explain_bwd": (untyped.explain_bwd, of_explanations),
     "flash_attn_combine": (jitfmha.flash_attn_combine, of_combination),
     "mha_fwd_splitkv": (jitfmha.mha_fwd_splitkv, of_parts),

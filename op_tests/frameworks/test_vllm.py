@@ -132,7 +132,7 @@ def test_packed_pages(rng):
 
 
 def test_sequences_without_pages(rng):
-    """The encoder's call of ``flash_attn.py``, and the chunks of ``mla/prefill/flash_attn.py``."""
+    """The new tokens of ``_forward_with_dcp`` in ``flash_attn.py``, with the lse for a merge."""
     it = Serving(rng, **CHUNKS)
     k, v = it.rows_k, it.rows_v
     out, lse = flash_attn_varlen_func(
@@ -150,6 +150,36 @@ def test_sequences_without_pages(rng):
         num_splits=1,
     )
     it.check(out, lse, softmax_scale=SCALE)
+
+
+def test_latents(rng):
+    """``v1/attention/backends/mla/flashattn_mla.py``, 09aa6b34bf7bd7f309464cefb570552144db41c3."""
+    latent = {"page_size": 1, "heads": (3, 1), "hdim": 576, "rank": 512}
+    it = Serving(rng, **latent, lengths_q=(4, 4, 4), lengths_k=(4, 37, 70))
+    call = {
+        "q": it.q[..., 512:],
+        "k": it.k[:, :, 0, 512:].unsqueeze(-2),
+        "v": it.k[:, :, 0, :512].unsqueeze(-2),
+        "q_v": it.q[..., :512],
+        "max_seqlen_q": 4,
+        "cu_seqlens_q": it.cu_q,
+        "max_seqlen_k": 70,
+        "seqused_k": it.seqlens_k,
+        "block_table": it.table,
+        "softmax_scale": SCALE,
+        "causal": True,
+        "fa_version": 3,
+        "scheduler_metadata": None,
+        "num_splits": 0,
+        "cp_world_size": 1,
+        "cp_rank": 0,
+        "cp_tot_seqused_k": None,
+    }
+    it.check(flash_attn_varlen_func(**call), softmax_scale=SCALE)
+    with refused(NotImplementedError, "q_v", "one tensor"):
+        flash_attn_varlen_func(**{**call, "v": it.v.clone()})
+    with refused(ValueError, "q_v", "(12, 3, 512)"):
+        flash_attn_varlen_func(**{**call, "q_v": it.q})
 
 
 def test_sinks_windows_and_soft_caps(rng):
@@ -226,9 +256,7 @@ def test_fp8_with_scales(rng):
         {"dynamic_causal": torch.ones(3)},
         {"mask_mod": print},
         {"aux_tensors": [torch.ones(3)]},
-        {"q_v": torch.ones(3)},
         {"cp_world_size": 2},
-        {"cp_tot_seqused_k": torch.ones(3)},
     ],
 )
 def test_refused_by_name(rng, changes):
