@@ -33,7 +33,7 @@ _MOST_SCHEDULED = 512
 # Of what memory takes for the keys of a wave, how much the wave waits for them, by the cost model:
 # of kernels that have one tile on its way, with keys that nobody else reads, 0.6 to 0.97.
 _WAITED_FOR = 0.8
-# The same of kernels that ask for what a tile leaves room for at once: units compute while it comes.
+# The same of kernels that ask for more as soon as there is room: units compute while it comes.
 _WAITED_FOR_IN_DECODE = 0.0
 # Multiplications of a compute unit in a cycle, with inputs of 16 bits; and how many times as long
 # products of others take. Of fp8 compiled kernels make the second one with 16 bits.
