@@ -278,6 +278,15 @@ def test_which_calls_are_meant(rng):
         assert "_decode" not in other
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("heads", [8, 64])
+def test_calls_that_stream_are_meant(arch, heads):
+    """Half of the units are enough: they compute while keys come."""
+    q, k = torch.zeros(2, 1, 1, 1, 128).bfloat16()
+    q, k = q.expand(16, 1, heads, 128), k.expand(16, 4096, 8, 128)
+    assert "_decode1_" in kernel_of(arch, q, k, k)
+
+
 @pytest.mark.sample("arch", ARCHS, 1)
 def test_a_batch_of_many_lengths_has_a_long_one(rng, arch):
     """One of its sequences has more queries than rows of a tile: several tiles of few rows."""
