@@ -225,18 +225,23 @@ __device__ inline Task task_of_tile(const CompiledArguments& arguments, const Pl
           {}};
 }
 
+// Where the splits of a task's rows leave what they make of them; null where keys are not split.
+__device__ inline Global<float> results_of(const Arguments& a, const Task& task) {
+  if (!a.workspace) return nullptr;
+  const unsigned tile = task.first_row / kTileRows;
+  return a.workspace + ((line_of(a, task.place) * a.query_tiles + tile) * kSlices + task.slice) *
+                           a.num_splits.divisor * kResultFloats;
+}
+
 // The task of a workgroup. `given.share` counts the slices of all shares.
 __device__ inline Task task_of(const CompiledArguments& arguments, const Place& given) {
   const Arguments& a = arguments.attention;
   const int slice = given.share % kSlices;
   Place place = given;
   place.share /= kSlices;
-  int tile;
-  Task task = task_of_tile(arguments, place, slice,
-                           [&](int rows) { return tile = tile_of(a, place, rows); });
-  if (a.workspace)
-    task.results = a.workspace + ((line_of(a, place) * a.query_tiles + tile) * kSlices + slice) *
-                                     a.num_splits.divisor * kResultFloats;
+  Task task =
+      task_of_tile(arguments, place, slice, [&](int rows) { return tile_of(a, place, rows); });
+  task.results = results_of(a, task);
   return task;
 }
 

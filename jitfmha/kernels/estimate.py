@@ -35,6 +35,8 @@ _MOST_SCHEDULED = 512
 # Of what memory takes for the keys of a wave, how much the wave waits for them, by the cost model:
 # of kernels that have one tile on its way, with keys that nobody else reads, 0.6 to 0.97.
 _WAITED_FOR = 0.8
+# The same of kernels that ask for more as soon as there is room: units compute while it comes.
+_WAITED_FOR_IN_DECODE = 0.0
 # Multiplications of a compute unit in a cycle, with inputs of 16 bits; and how many times as long
 # products of others take. Of fp8 compiled kernels make the second one with 16 bits.
 _UNIT_PRODUCTS: dict[Arch, int] = {"gfx942": 1024, "gfx950": 2048}
@@ -183,17 +185,19 @@ class Machine(NamedTuple):
         """In which HBM gives so many bytes to a unit while all units stream."""
         return count * self.compute_units / self.bytes_per_second * self.clock.peak
 
-    def overlapped(self, compute: float, moved: Moved, waves: float) -> float:
+    def overlapped(
+        self, compute: float, moved: Moved, waves: float, waited_for: float = _WAITED_FOR
+    ) -> float:
         """Seconds of a launch that computes so long and moves so much, with so many waves a SIMD.
 
-        A wave waits for what it loads, while others of its SIMD compute. Nothing hides what comes
-        before and behind that.
+        A wave waits for a share of what it loads, ``waited_for``, while others of its SIMD compute.
+        Nothing hides what comes before and behind that.
         """
         ends, streamed = (
             moved.at_ends / self.bytes_per_second,
             moved.streamed / self.bytes_per_second,
         )
-        return max(ends + streamed, compute + ends + _WAITED_FOR * streamed / waves)
+        return max(ends + streamed, compute + ends + waited_for * streamed / waves)
 
 
 class ForwardEstimate:
@@ -225,6 +229,7 @@ class ForwardEstimate:
         self._sink_size = problem.modifiers.sink_size
         self._ts_qo, self._ts_kv = row.ts_qo, row.ts_kv
         self._waves = max(row.ts_qo / (WAVE_ROWS * SIMDS), 1)
+        self._waited_for = _WAITED_FOR_IN_DECODE if part == "decode" else _WAITED_FOR
         self._rows_of_query = problem.gqa if row.stacks_heads else 1
         self._lines = problem.batch * problem.heads_q // self._rows_of_query * slices
         self._is_paired = "tile_pairs" in row.grid
@@ -288,7 +293,7 @@ class ForwardEstimate:
         products *= workgroups / len(sizes) * self._products_of_key
         compute = machine.seconds_of(launch, products)
         moved = Moved(seqlen_q * self._query_bytes, seqlen_k * self._key_bytes)
-        return machine.overlapped(compute, moved, shared * self._waves)
+        return machine.overlapped(compute, moved, shared * self._waves, self._waited_for)
 
     def _cycles_of(self, rows: float) -> KernelCycles:
         """Of workgroups with so many rows on average, between what was measured of few and all."""

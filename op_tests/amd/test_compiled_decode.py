@@ -174,6 +174,32 @@ def test_one_split_depends_on_nothing_else(rng, arch, page_size):
         assert out[i : i + 1].equal(decoded(i, i + 1, i + 2)[0])
 
 
+@pytest.mark.sample("arch", ARCHS, 1)
+@pytest.mark.parametrize("page_size", [None, 1, 16, 32])
+def test_places_of_8_bit_keys(rng, arch, page_size):
+    """Waves go through several tiles of keys, each of which has another page and other columns."""
+    lengths, hdim = [2000, 1233], 64
+    q = torch.randn(2, 8, hdim, generator=rng).bfloat16()
+    k, v = (
+        torch.randint(-128, 128, (sum(lengths), 2, hdim), generator=rng, dtype=torch.int8)
+        for _ in range(2)
+    )
+    ends_q, ends_k = (torch.tensor([0, *side]).cumsum(0).int() for side in ([1, 1], lengths))
+    more = {"cu_seqlens_q": ends_q, "cu_seqlens_k": ends_k, "max_seqlen_q": 1, "num_splits": 1}
+    scale = torch.full((1,), 2**-6)
+    scales = {"k_descale": scale, "v_descale": scale}
+    spans = [1, 1], lengths, [0, 1], ends_k[:-1].tolist()
+    keys = [k, v]
+    descaled = k * scale, v * scale
+    expected = attention_packed(q, *descaled, *spans)
+    if page_size:
+        most = -(-max(lengths) // page_size)
+        table = torch.randperm(len(lengths) * most, generator=rng).view(-1, most).int()
+        keys = [in_pages(rng, x, lengths, table, page_size) for x in keys]
+        more |= {"block_table": table, "max_seqlen_k": max(lengths)}
+    assert_near(run(arch, q, *keys, **scales, **more), expected, q, *descaled, {})
+
+
 @pytest.mark.sample(
     ("arch", "dtypes", "hdim", "blocks", "access", "is_masked", "has_features", "has_tokens"),
     [
@@ -250,6 +276,15 @@ def test_which_calls_are_meant(rng):
         kernel(1, 8, 264),
     ):
         assert "_decode" not in other
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("heads", [8, 64])
+def test_calls_that_stream_are_meant(arch, heads):
+    """Half of the units are enough: they compute while keys come."""
+    q, k = torch.zeros(2, 1, 1, 1, 128).bfloat16()
+    q, k = q.expand(16, 1, heads, 128), k.expand(16, 4096, 8, 128)
+    assert "_decode1_" in kernel_of(arch, q, k, k)
 
 
 @pytest.mark.sample("arch", ARCHS, 1)

@@ -190,6 +190,46 @@ def test_num_splits(runtime, seqlen_k, options, num_splits):
     assert splits.workspace_floats == (floats if num_splits > 1 else 0)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "hdim", "page_size", "num_splits"),
+    [
+        ("bfloat16", 64, None, 1),
+        ("float8_e4m3fnuz", 128, None, 1),
+        ("float8_e4m3fnuz", 64, None, 1),
+        ("int8", 128, None, 1),
+        ("int8", 64, None, 2),
+        ("float8_e4m3fnuz", 128, 16, 1),
+        ("float8_e4m3fnuz", 64, 16, 2),
+        ("float8_e4m3fnuz", 128, 1, 2),
+        ("int8", 128, 16, 1),
+    ],
+)
+def test_8_bit_keys_are_split_where_units_draw_little(runtime, dtype, hdim, page_size, num_splits):
+    """Of 128 sequences and key heads, each a workgroup's, on a chip of 304 units."""
+    batch, heads, seqlen_k = 16, 8, 8192
+    kv_dtype = getattr(torch, dtype)
+    q_dtype = torch.bfloat16 if kv_dtype == torch.int8 else kv_dtype
+    q = torch.zeros(1, hdim).to(q_dtype).expand(batch, 8 * heads, hdim)
+    k = torch.zeros(1, hdim).to(kv_dtype)
+    options: dict[str, Any] = {}
+    if page_size:
+        pages = seqlen_k // page_size
+        options = {
+            "cu_seqlens_q": torch.arange(batch + 1).int(),
+            "cu_seqlens_k": torch.arange(batch + 1).int() * seqlen_k,
+            "max_seqlen_q": 1,
+            "max_seqlen_k": seqlen_k,
+            "block_table": torch.zeros(batch, pages).int(),
+        }
+        k = k.expand(1, page_size, heads, hdim)
+    else:
+        q, k = q[:, None], k.expand(batch, seqlen_k, heads, hdim)
+    with runtime.stands_for(runtime.target("MI300X")):
+        fmha_fwd(q, k, k, **options)
+    (actual,) = runtime.launches()[0].fields(COMPILED_ARGUMENTS, "attention.num_splits.divisor")
+    assert actual == num_splits
+
+
 @pytest.mark.parametrize("batch", [1, 3, 40])
 def test_what_decode_allocates_is_bounded_by_the_chip(runtime, batch):
     """However long sequences become: three rounds of workgroups leave results at most."""

@@ -14,9 +14,14 @@ from ..ready.key_split import MOST_SPLITS, ONE_SPLIT, KeySplit, Splits
 
 # What a compute unit draws from HBM at most while others are idle, in bytes a second, by the cost
 # model: 57e9 to 106e9 on gfx942 and 84e9 to 109e9 on gfx950; what leaves some to spare is counted.
-# Of 8-bit numbers, which become others, less: 19e9 to 50e9 on gfx942, and 27e9 to 73e9 on gfx950.
+# Of 8-bit numbers, which become others, less: from 32e9 and 50e9 on. Of integers in wide pages from
+# 32e9 on and 41e9, and least where there is as much to do for few bytes, or each key is looked up:
+# 21e9 to 28e9, and 29e9 to 38e9.
 _MOST_OF_UNIT = 65e9
-_MOST_OF_8_BIT_UNIT: dict[Arch, float] = {"gfx942": 20e9, "gfx950": 30e9}
+_MOST_OF_8_BIT_UNIT: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 60e9}
+_MOST_OF_INTEGERS_IN_PAGES: dict[Arch, float] = {"gfx942": 34e9, "gfx950": 30e9}
+_MOST_OF_SLOW_UNIT: dict[Arch, float] = {"gfx942": 20e9, "gfx950": 30e9}
+_NARROW_HDIM = 64
 # Fewer key tiles for a split would leave each wave of a workgroup less than two.
 _LEAST_STREAMED_TILES = 8
 # As many leading bits of a number of key tiles decide about splits.
@@ -56,8 +61,7 @@ class SplitChoice:
         number_bytes = element_bytes(problem).kv
         self._tile_bytes = row.ts_kv * hdims * number_bytes
         # Fewer workgroups than these leave HBM idle.
-        most_of_unit = _MOST_OF_8_BIT_UNIT[target.arch] if number_bytes == 1 else _MOST_OF_UNIT
-        self._enough = self._streamed / most_of_unit
+        self._enough = self._streamed / _most_of_unit(problem, target.arch, row)
         # Asked in every call of gm1, mostly for the lengths of the call before.
         self.splits = lru_cache(maxsize=64)(self._splits)
         self._streamed_splits = lru_cache(maxsize=64)(self._choose_streamed)
@@ -114,3 +118,20 @@ class SplitChoice:
             return seqlen_k
         seen = self._sink_size + left + right + min(seqlen_q, self._queries_of_tile)
         return min(seqlen_k, seen)
+
+
+def _most_of_unit(problem: Problem, arch: Arch, row: KernelRow) -> float:
+    """What a compute unit draws at most of such calls' keys and values."""
+    if element_bytes(problem).kv > 1:
+        return _MOST_OF_UNIT
+    is_narrow = max(problem.hdim_q, problem.hdim_v) <= _NARROW_HDIM
+    # A tile lies in one page or two, unless these are small.
+    half_tile = row.ts_kv // 2
+    looks_up_keys = problem.is_paged and problem.seqlen_k % half_tile != 0
+    if problem.has_packed_pages or looks_up_keys:
+        return _MOST_OF_SLOW_UNIT[arch]
+    if is_narrow and (problem.is_paged or not problem.is_fp8):
+        return _MOST_OF_SLOW_UNIT[arch]
+    if problem.is_paged and not problem.is_fp8:
+        return _MOST_OF_INTEGERS_IN_PAGES[arch]
+    return _MOST_OF_8_BIT_UNIT[arch]
