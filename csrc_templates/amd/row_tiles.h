@@ -86,8 +86,8 @@ struct KeyPlaces {
   }
 };
 
-// Where the rows of a tile are that a wave loads, in wide pages: so many bytes behind row 0 of page 0
-// the first of kWidePageRows lies.
+// Where the rows of a tile are that a wave loads, in wide pages: so many bytes behind row 0 of page
+// 0 the first of kWidePageRows lies.
 struct BlockPlace {
   unsigned long offset = 0;
   int row = -1;  // of the tile; negative where nobody has looked
@@ -102,7 +102,7 @@ struct BlockPlaces {
   unsigned long of_keys, of_values;
   int row_of_tile;
 
-  // Of tiles that begin with `first_key`, another key in each lane, of which the wave loads the rows
+  // Of tiles that begin with `first_key`, another key in each lane, of which the wave loads rows
   // from `row_of_tile` on.
   template <class Keys>
   __device__ static BlockPlaces of(const Keys& keys, const Keys& values, int first_key,

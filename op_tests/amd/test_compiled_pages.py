@@ -98,12 +98,18 @@ def test_drawn_calls(number, rng):
     check(paged, chip, dtype, of_probabilities[dtype], order)
 
 
-@pytest.mark.sample(
-    ("kind", "page_size"),
-    list(itertools.product([*_KINDS, *((x, "bf16", (256, 256)) for x in CHIPS)], (1, 16))),
-    4,
-)
+@pytest.mark.sample("kind", _KINDS, 2)
+@pytest.mark.parametrize("page_size", [1, 16])
 def test_more_tiles_than_are_looked_up_at_once(kind, page_size, rng):
+    check_many_tiles(kind, page_size, rng)
+
+
+@pytest.mark.sample("chip", CHIPS, 1)
+def test_more_tiles_of_wide_heads(chip, rng):
+    check_many_tiles((chip, "bf16", (256, 256)), 16, rng)
+
+
+def check_many_tiles(kind: tuple[str, str, Any], page_size: int, rng: torch.Generator) -> None:
     chip, dtype, hdims = kind
     kinds = DTYPES | {"fp8": FP8[chip]}
     problem = AmdProblem(
@@ -124,6 +130,12 @@ def test_other_calls_take_other_kernels(page_size, rng):
     (q, k, v), options = Paged(problem, page_size).tensors()
     with emulate("gfx942"):
         assert "_turns_" not in explain(q, k, v, **options).plan.kernel
+
+
+@pytest.mark.sample("chip", CHIPS, 1)
+def test_pages_of_single_rows_of_several_heads(chip, rng):
+    problem = AmdProblem(rng, heads=(2, 2), lengths=((300, 100),), options={"num_splits": 1})
+    check(Paged(problem, 1), chip, "bf16", ROUNDING["rtne"], None)
 
 
 def test_pages_of_keys_and_of_values_are_as_far_apart(rng):
