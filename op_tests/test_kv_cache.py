@@ -8,8 +8,9 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from closeness import assert_close
+from closeness import assert_close, is_same
 from inputs import DTYPES, prefix_sums
+from packed_pages import packed_keys, packed_values
 from refusals import refused, values
 from torch import Tensor
 from untyped import flash_attn_varlen_func, flash_attn_with_kvcache, fmha_fwd
@@ -18,6 +19,7 @@ from jitfmha import emulate
 from jitfmha.amd.chips import Arch
 from jitfmha.layers import kv_cache
 from jitfmha.problem.float64_reference import attention, attention_packed, unpaged
+from jitfmha.problem.packed_pages import as_rows
 
 HEADS_Q, HEADS_K, HDIM, HDIM_V = 6, 2, 32, 24
 CAPACITY = 70
@@ -130,6 +132,43 @@ def check_append(rng: torch.Generator, page_size: int | None, new: int) -> None:
         for pages, whole in ((pages_k, expected.k_cache), (pages_v, expected.v_cache)):
             assert torch.equal(pages[table.long()].flatten(1, 2)[:, :CAPACITY], whole)
     expected.check(result)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_packed_pages(rng, dtype):
+    """They take new keys, and give what pages of rows do."""
+    it = Decoding.random(rng, [0, 17, CAPACITY - 3], 2).to(DTYPES[dtype])
+    new = (torch.randn(3, 3, HEADS_K, n, generator=rng).to(it.q.dtype) for n in (HDIM, HDIM_V))
+    rows_k, rows_v, table = in_pages(rng, it.k_cache, it.v_cache, 16)
+    packed = packed_keys(rows_k), packed_values(rows_v)
+    options = {"cache_seqlens": it.seqlens, "block_table": table, "causal": True}
+    k, v = new
+    expected = with_lse(it.q, rows_k, rows_v, k, v, **options)
+    actual = with_lse(it.q, *packed, k, v, **options)
+    assert is_same(actual, expected)
+    for name, pages, rows in (("k", packed[0], rows_k), ("v", packed[1], rows_v)):
+        assert torch.equal(as_rows(name, pages).nan_to_num(), rows.nan_to_num())
+
+
+@pytest.mark.parametrize(
+    ("changes", "texts"),
+    [
+        ({"block_table": None}, ["k_cache", "four dimensions", "block_table"]),
+        ({"k_cache": torch.zeros(2, 2, 4, 16, 4)}, ["k has hdim 16", "32"]),
+        ({"v_cache": torch.zeros(2, 16, 2, 24)}, ["v_cache has shape", "page_size / x"]),
+        ({"v_cache": torch.zeros(2, 2, 8, 24, 4)}, ["v_cache", "(2, 32, 2, 24)"]),
+    ],
+)
+def test_packed_pages_that_are_refused(changes, texts):
+    given = {
+        "q": torch.zeros(2, 1, HEADS_Q, HDIM),
+        "k_cache": torch.zeros(2, 2, HDIM // 4, 16, 4),
+        "v_cache": torch.zeros(2, 2, 4, 24, 4),
+        "block_table": torch.zeros(2, 1, dtype=torch.int32),
+    }
+    flash_attn_with_kvcache(**given)
+    with refused(ValueError, *texts):
+        flash_attn_with_kvcache(**(given | changes))
 
 
 def in_pages(

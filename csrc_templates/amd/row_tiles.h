@@ -86,6 +86,50 @@ struct KeyPlaces {
   }
 };
 
+// Where the rows of a tile are that a wave loads, in wide pages: so many bytes behind row 0 of page
+// 0 the first of kWidePageRows lies.
+struct BlockPlace {
+  unsigned long offset = 0;
+  int row = -1;  // of the tile; negative where nobody has looked
+};
+
+// The same of keys and values of many tiles, of which each lane knows one.
+struct BlockPlaces {
+  static constexpr int kTiles = 64;
+  struct OfTile {
+    BlockPlace of_keys, of_values;
+  };
+  unsigned long of_keys, of_values;
+  int row_of_tile;
+
+  // Of tiles that begin with `first_key`, another key in each lane, of which the wave loads rows
+  // from `row_of_tile` on.
+  template <class Keys>
+  __device__ static BlockPlaces of(const Keys& keys, const Keys& values, int first_key,
+                                   int row_of_tile) {
+    // Behind the end no page is named, and nothing is read.
+    const Quotient in_page =
+        divide(smaller(first_key + row_of_tile, keys.rows.count - 1), keys.pages.size);
+    const unsigned long page = keys.pages.at(in_page.value), row = in_page.remainder;
+    const auto offset_in = [&](const Keys& of) {
+      unsigned long offset = page * of.pages.stride + row * of.rows.stride;
+      asm volatile("" : "+v"(offset));  // waited for here, not wherever a lane is asked
+      return offset;
+    };
+    return {offset_in(keys), offset_in(values), row_of_tile};
+  }
+  __device__ OfTile at(int i) const {
+    const auto asked = [=](unsigned long offset) {
+      const u32x2 halves = bits_as<u32x2>(offset);
+      const auto half = [=](unsigned x) {
+        return static_cast<unsigned>(__builtin_amdgcn_readlane(static_cast<int>(x), i % kTiles));
+      };
+      return BlockPlace{bits_as<unsigned long>(u32x2{half(halves.x), half(halves.y)}), row_of_tile};
+    };
+    return {asked(of_keys), asked(of_values)};
+  }
+};
+
 // The keys, or the values, of one head of a sequence from some row on.
 template <Access kAccess>
 struct KeyRows {
@@ -93,6 +137,7 @@ struct KeyRows {
   Pages pages;  // of use in pages only, as the next one
   int first;
   KeyPlaces places;  // of a tile from here on, in small pages
+  BlockPlace block;  // the same in wide pages
 
   __device__ KeyRows from(int row, const KeyPlaces& places_of_tile = {}) const {
     KeyRows result = *this;
@@ -100,6 +145,16 @@ struct KeyRows {
     else result.rows = rows.from(row);
     result.places = places_of_tile;
     return result;
+  }
+  __device__ KeyRows from(int row, const BlockPlace& place_in_tile) const {
+    KeyRows result = from(row);
+    result.block = place_in_tile;
+    return result;
+  }
+
+  // In wide pages: the rows that the wave loads, where it has looked.
+  __device__ Rows known_block() const {
+    return {rows.base + block.offset, rows.stride, rows.count - first - block.row};
   }
 
   // In wide pages: the rows from a multiple of kWidePageRows on, which all lanes have.
@@ -146,6 +201,10 @@ struct TileRows {
     if constexpr (kAccess == Access::near) {
       result.buffer = buffer_of<kRows, kRowBytes>(rows.rows);
     } else if constexpr (kAccess == Access::wide_pages) {
+      if (rows.block.row >= 0) {
+        result.buffer = buffer_at_once<kWidePageRows, kRowBytes>(rows.known_block());
+        return result;
+      }
       constexpr int kThreadsOfPage = 8 * kWidePageRows;
       const int page = __builtin_amdgcn_readfirstlane(thread / kThreadsOfPage);
       result.buffer = buffer_of<kWidePageRows, kRowBytes>(rows.from_in_page(page * kWidePageRows));
@@ -238,7 +297,8 @@ struct TileRows {
         result = *(Global<const Unaligned>)(rows.rows.base + there * stride + first * kBytes);
       return result;
     } else {
-      const int row_of_buffer = kAccess == Access::near ? row.number : row.number % kWidePageRows;
+      const unsigned number = row.number;
+      const unsigned row_of_buffer = kAccess == Access::near ? number : number % kWidePageRows;
       const unsigned offset =
           is_inside ? row_of_buffer * rows.rows.stride + first * kBytes : kOutside;
       if constexpr (sizeof(T) == 1) {
@@ -281,6 +341,7 @@ struct KeyColumns {
     result.places = places_of_tile;
     return result;
   }
+  __device__ KeyColumns from(int key, const BlockPlace&) const { return from(key); }
 
   __device__ bool has(int key) const { return first + key < count; }
 

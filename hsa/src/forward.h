@@ -29,7 +29,11 @@ struct KeyPages {
   unsigned last;      // page that there is
   unsigned distance;  // from a page to the next one, in rows: of keys as of values
 };
+#if SCATTERED
+using KeyLines = ScatteredRows<kTileKeys>;
+#else
 using KeyLines = PagedRows<kTileKeys>;
+#endif
 #else
 using KeyLines = Rows;
 #endif
@@ -94,6 +98,61 @@ struct TileLines {
 #if PAGED
 // A wave loads rows of one such block of each tile, whose keys are on one page.
 constexpr int kPageRows = 16;
+
+// The first one of a wave, in the tile.
+__device__ inline int first_row_of_wave(int thread) {
+  return __builtin_amdgcn_readfirstlane(thread / 64) * (kTileKeys / kWaves) / kPageRows * kPageRows;
+}
+
+#if SCATTERED
+static_assert(KeyLines::kBlockRows == kPageRows);
+// Of the tiles of which lanes know, the last ones are for loads ahead.
+constexpr int kLookedUp = 2;
+
+// Of the row that a lane knows of where it knows of tiles from `first` on: which page of the
+// sequence it is on, and where there.
+__device__ inline Quotient place_in_pages(const Task& task, int first, int thread) {
+  thread =
+      opaque_below<kThreads>(thread);  // or what follows from it would take registers throughout
+  const int lane = thread % 64;
+  const int key =
+      (first + lane / kPageRows) * kTileKeys + first_row_of_wave(thread) + lane % kPageRows;
+  // Keys behind the last one have its place, so that every place may be read.
+  return divide(task.first_key + smaller(key, task.head.k.count - 1), task.pages.size);
+}
+
+// Asks the table for the pages of the tiles from `first` on.
+__device__ inline void ask_table(const Task& task, int first, int thread, KeyLines& keys) {
+  keys.named = task.pages.table[place_in_pages(task, first, thread).value];
+}
+
+// Sees that lanes know of the tiles from `first` on, which the table has been asked for. The place
+// in the page is found once more: nobody has a register to keep it.
+__device__ inline void look_up(const Task& task, int first, int thread, KeyLines& keys,
+                               KeyLines& values) {
+  const KeyPages& pages = task.pages;
+  const unsigned named = keys.named;
+  const unsigned page = named < pages.last ? named : pages.last;
+  keys.first = values.first = first;
+  keys.row = values.row = page * pages.distance + place_in_pages(task, first, thread).remainder;
+}
+
+__device__ inline TileLines lines_of(const Task& task, int thread) {
+  TileLines result = {{task.head.k}, {task.head.v}};
+  ask_table(task, 0, thread, result.keys);
+  look_up(task, 0, thread, result.keys, result.values);
+  ask_table(task, 1, thread, result.keys);
+  return result;
+}
+
+// Sees that lanes know where the rows are that loads of tile `i + 1` and behind it are for.
+__device__ inline void look_up_tiles(const Task& task, int i, int thread, KeyLines& keys,
+                                     KeyLines& values) {
+  if (i % kLookedUp) return;
+  look_up(task, i + 1, thread, keys, values);
+  ask_table(task, i + 1 + kLookedUp, thread, keys);
+}
+#else
 // Of the 64 tiles of which lanes know, the last ones are for loads ahead.
 constexpr int kLookedUp = 48;
 
@@ -102,8 +161,7 @@ __device__ inline void look_up(const Task& task, int first, int thread, KeyLines
                                KeyLines& values) {
   const KeyPages& pages = task.pages;
   const Head& head = task.head;
-  const int wave_row =
-      __builtin_amdgcn_readfirstlane(thread / 64) * (kTileKeys / kWaves) / kPageRows * kPageRows;
+  const int wave_row = first_row_of_wave(thread);
   const int key = (first + thread % 64) * kTileKeys + wave_row;
   // Behind the end no page is named, and nothing is loaded.
   const Quotient in_page = divide(task.first_key + smaller(key, head.k.count - 1), pages.size);
@@ -129,6 +187,7 @@ __device__ inline void look_up_tiles(const Task& task, int i, int thread, KeyLin
                                      KeyLines& values) {
   if (i % kLookedUp == kLookedUp - 1) look_up(task, i, thread, keys, values);
 }
+#endif
 #else
 __device__ inline TileLines lines_of(const Task& task, int) { return {task.head.k, task.head.v}; }
 

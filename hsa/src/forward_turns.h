@@ -62,6 +62,8 @@ constexpr int kKeysAhead = kReadsEarly ? 0 : 1;
 constexpr int kLoads = Values::kLoads + Keys::kLoads;
 constexpr int kStores = Values::kStores + Keys::kStores;
 static_assert(kLoads <= kKeyProducts);
+// Rows that have places of their own are asked for long before they are loaded.
+constexpr bool kAsksEarly = !kReadsEarly && kAreScattered<KeyLines>;
 
 // The next buffer becomes the first one, and the first one the last.
 template <int kCount>
@@ -249,12 +251,15 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
           if (n == kSlots - 3) value_source.advance_bytes();
           if (n == kSlots - 1) value_source.advance_buffer();
         }
+        if constexpr (kAsksEarly) {
+          if (n == 0) advance();
+        }
       });
       if (i + 1 == tiles) {
         i = tiles;
         break;
       }
-      if constexpr (!kReadsEarly) advance();
+      if constexpr (!kReadsEarly && !kAsksEarly) advance();
       // One load after every other operand: all at once would make the waves queue.
       constexpr int kEvery = kKeyProducts >= 2 * kLoads ? 2 : 1;
       constexpr int kLastValueLoad = (Values::kLoads - 1) * kEvery;
@@ -285,6 +290,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
       if (i + 1 == tiles) break;
       advance();
       load_all();
+      look_up_tiles(task, i + 1, thread, key_source.rows, value_source.rows);
       if (kGroups == 1 || group == 1) barrier();
       rotate(value_buffer);
       rotate(key_buffer);

@@ -70,10 +70,18 @@ struct Fp8KeyTile : Tile<kKeyCount, kHdim / 16> {
     return key_of(thread) * stride + thread % kChunks * 16;
   }
 
+  // Asks where the row of load i is, where rows have places of their own.
+  __device__ static void ask(Source& source, int thread, int i) {
+    if constexpr (kAreScattered<Lines>) source.rows.ask(i, key_of(thread) + i * 8);
+  }
+
   template <bool kAreFar>
   __device__ static void load(Registers& to, const Source& from, int offset, int thread, int i) {
     const int key = i * 8;
-    if constexpr (kAreFar) {
+    if constexpr (kAreScattered<Lines>) {
+      thread = opaque_below<kThreads>(thread);
+      to.chunk[i] = from.rows.template load<u32x4>(i, thread % kChunks * 16);
+    } else if constexpr (kAreFar) {
       thread = opaque_below<kThreads>(thread);
       to.chunk[i] = load_far<u32x4>(from.rows, key_of(thread) + key, thread % kChunks * 16);
     } else {
@@ -148,9 +156,17 @@ struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
     return first_key(thread) * stride + column_of(thread) * 4;
   }
 
+  // Asks where the row of load i is, where rows have places of their own.
+  __device__ static void ask(Source& source, int thread, int i) {
+    if constexpr (kAreScattered<Lines>) source.rows.ask(i, first_key(thread) + i);
+  }
+
   template <bool kAreFar>
   __device__ static void load(Registers& to, const Source& from, int offset, int thread, int i) {
-    if constexpr (kAreFar) {
+    if constexpr (kAreScattered<Lines>) {
+      thread = opaque_below<kThreads>(thread);
+      to.row[i] = from.rows.template load<unsigned>(i, column_of(thread) * 4);
+    } else if constexpr (kAreFar) {
       thread = opaque_below<kThreads>(thread);
       to.row[i] = load_far<unsigned>(from.rows, first_key(thread) + i, column_of(thread) * 4);
     } else {

@@ -67,7 +67,14 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
         Values::load<kAreFar>(next_values, value_source, value_offset, thread, n);
       else if (n < kLoads) load_keys(next_keys, n - Values::kLoads);
     };
+    // Where rows have places of their own, a little before they are loaded.
+    const auto ask = [&](int n) {
+      if (n < Values::kLoads) Values::ask(value_source, thread, n);
+      else if (n < kLoads) Keys::ask(key_source, thread, n - Values::kLoads);
+    };
     const auto load_all = [&] {
+#pragma unroll
+      for (int n = 0; n < kLoads; ++n) ask(n);
 #pragma unroll
       for (int n = 0; n < kLoads; ++n) load(n);
     };
@@ -77,6 +84,8 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
     };
 
     // All that the first tile needs is on its way before anything is waited for.
+#pragma unroll
+    for (int i = 0; i < Keys::kLoads; ++i) Keys::ask(key_source, thread, i);
 #pragma unroll
     for (int i = 0; i < Keys::kLoads; ++i) load_keys(first_keys, i);
     key_source.advance();
@@ -120,8 +129,11 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
       // rows that are far there are only behind them.
       wave.multiply_keys(operands, [&](int n) {
         constexpr int kFirst = kKeyProducts - (kLoads + 1) / 2;
-        static_assert(kFirst >= 0);
-        if (kAreFar || n < kFirst) return;
+        static_assert(kFirst > 0);
+        if (kAreFar || n + 1 < kFirst) return;
+        ask(2 * (n + 1 - kFirst));
+        ask(2 * (n + 1 - kFirst) + 1);
+        if (n < kFirst) return;
         load(2 * (n - kFirst));
         load(2 * (n - kFirst) + 1);
       });

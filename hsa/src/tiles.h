@@ -47,6 +47,42 @@ struct PagedRows : Rows {
   }
 };
 
+// The same in small pages, where every row of a tile has a place of its own. A wave loads rows of
+// one block of kBlockRows of each tile: lane l has the place of row l % kBlockRows of tile
+// first + l / kBlockRows, and others ask it.
+template <int kRows>
+struct ScatteredRows : Rows {
+  static constexpr int kBlockRows = 16, kMostOwn = 8;
+  int tile, first;
+  int row;              // counted from row 0 of page 0
+  int named;            // the page of a row of tiles that come later, as the table names it
+  int place[kMostOwn];  // of the rows that the thread loads
+
+  __device__ ScatteredRows from(int rows) const {
+    ScatteredRows result = *this;
+    result.tile += rows / kRows;
+    result.count -= rows;
+    return result;
+  }
+
+  // Asks for row number `n` of those that the thread loads, which is `own` in the tile.
+  __device__ void ask(int n, int own) {
+    const int lane = (tile - first) * kBlockRows + own % kBlockRows;
+    place[n] = __builtin_amdgcn_ds_bpermute(lane * 4, row);
+  }
+  // What lies at an offset in it, once its place has been told.
+  template <class T>
+  __device__ T load(int n, int offset) const {
+    const unsigned long there = static_cast<unsigned>(place[n]);
+    return *(Global<const T>)(base + there * stride + offset);
+  }
+};
+
+template <class Lines>
+constexpr bool kAreScattered = false;
+template <int kRows>
+constexpr bool kAreScattered<ScatteredRows<kRows>> = true;
+
 // Whether a tile's rows are further apart than a buffer's offsets reach.
 template <int kRows>
 __device__ inline bool are_far(const Rows& rows) {
@@ -150,7 +186,10 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
 
     template <bool kAreFar>
     __device__ void load(Registers& to, int i) const {
-      if constexpr (kAreFar) to.chunk[i] = load_far<u32x4>(rows, thread / 8, column(thread, i));
+      if constexpr (kAreScattered<Lines>)
+        to.chunk[i] = rows.template load<u32x4>(0, column(thread, i));
+      else if constexpr (kAreFar)
+        to.chunk[i] = load_far<u32x4>(rows, thread / 8, column(thread, i));
       else to.chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(buffer, offset[i], 0, 0);
     }
 
@@ -159,7 +198,10 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
       rows = rows.from(kKeys);
       asm volatile("" : "+s"(rows.base), "+s"(rows.count));
     }
-    __device__ void advance_bytes() { bytes = bytes_at_once<kKeys, kHdim * 2>(rows); }
+    __device__ void advance_bytes() {
+      if constexpr (kAreScattered<Lines>) rows.ask(0, thread / 8);
+      else bytes = bytes_at_once<kKeys, kHdim * 2>(rows);
+    }
     __device__ void advance_buffer() { buffer = buffer_with(rows, bytes); }
   };
 
@@ -172,6 +214,7 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
     Source result{rows, thread, 0, buffer_of<kKeys, kHdim * 2>(rows)};
     for (int i = 0; i < kLoads; ++i)
       result.offset[i] = thread / 8 * rows.stride + column(thread, i);
+    if constexpr (kAreScattered<Lines>) result.advance_bytes();
     return result;
   }
 
@@ -260,7 +303,9 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
     template <bool kAreFar>
     __device__ void load(Registers& to, int i) const {
       Columns values;
-      if constexpr (kAreFar)
+      if constexpr (kAreScattered<Lines>)
+        values = rows.template load<Columns>(i, column_of(thread) * kWidth * 2);
+      else if constexpr (kAreFar)
         values = load_far<Columns>(rows, quad_of(thread) * 4 + i, column_of(thread) * kWidth * 2);
       else if constexpr (kDwords == 1)
         values = __builtin_amdgcn_raw_buffer_load_b32(buffer, offset + i * rows.stride, 0, 0);
@@ -273,7 +318,11 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
       rows = rows.from(kKeys);
       asm volatile("" : "+s"(rows.base), "+s"(rows.count));
     }
-    __device__ void advance_bytes() { bytes = bytes_at_once<kKeys, kHdim * 2>(rows); }
+    __device__ void advance_bytes() {
+      if constexpr (kAreScattered<Lines>)
+        for (int i = 0; i < kLoads; ++i) rows.ask(i, quad_of(thread) * 4 + i);
+      else bytes = bytes_at_once<kKeys, kHdim * 2>(rows);
+    }
     __device__ void advance_buffer() { buffer = buffer_with(rows, bytes); }
   };
 
@@ -281,7 +330,9 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
     unsigned offset = quad_of(thread) * 4 * rows.stride + column_of(thread) * kWidth * 2;
     // An addition for each load is cheaper than registers for four offsets throughout the loop.
     asm volatile("" : "+v"(offset));
-    return {rows, thread, 0, buffer_of<kKeys, kHdim * 2>(rows), offset};
+    Source result{rows, thread, 0, buffer_of<kKeys, kHdim * 2>(rows), offset};
+    if constexpr (kAreScattered<Lines>) result.advance_bytes();
+    return result;
   }
 
   __device__ static void store(Lds<char> tile, const Registers& from, int thread) {

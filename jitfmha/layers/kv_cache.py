@@ -23,6 +23,8 @@ from ..problem.checks import (
     refuse_grad,
     with_clear_errors,
 )
+from ..problem.packed_pages import DIMENSIONS as PACKED_DIMENSIONS
+from ..problem.packed_pages import are_packed, check_packed_shape, shape_of_keys, shape_of_values
 from ..problem.problem import make_problem
 from ..problem.torch_parts import is_any_autocast_enabled, is_watched
 from .peer_values import (
@@ -67,6 +69,7 @@ def flash_attn_with_kvcache(
         q: ``(b, sq, hq, hdim)``.
         k_cache: ``(b_cache, seqlen_cache, hk, hdim)``, or with a block table
             ``(num_pages, page_size, hk, hdim)``; any page size. Its last dimension is contiguous.
+            Or with a block table AITER's packed pages, as :func:`jitfmha.fmha_fwd` takes them.
         v_cache: as k_cache, with a head dimension of its own.
         k, v: ``(b, s_new, hk, hdim)`` and ``(b, s_new, hk, hdim_v)``, written into the caches
             behind the ``cache_seqlens`` keys of each sequence, in place. Both or none.
@@ -86,8 +89,9 @@ def flash_attn_with_kvcache(
         num_splits: that of :func:`jitfmha.fmha_fwd`.
         return_softmax_lse: also return the log-sum-exp.
         q_descale, k_descale, v_descale: those of :func:`jitfmha.fmha_fwd`, for q and caches of 8
-            bits. Those of tokens have the shape of a cache with 1 in place of the last dimension,
-            and those of new ones are the caller's to write.
+            bits. Those of tokens have the shape of a cache, or of pages of rows in place of packed
+            ones, with 1 in place of the last dimension; those of new ones are the caller's to
+            write.
 
     Keys and values are read where they lie. With ``block_table`` or ``cache_batch_idx``, and where
     a cache's sequences do not lie one after the other, this is a call of :func:`jitfmha.fmha_fwd`
@@ -203,21 +207,27 @@ class _Cache(NamedTuple):
         block_table: Tensor | None,
     ) -> _Cache:
         """Checked: shapes, and on the CPU also indices."""
-        tensors: tuple[tuple[str, Tensor], ...] = (("q", q), ("k_cache", k), ("v_cache", v))
-        for name, x in tensors:
-            if not isinstance(x, Tensor) or x.dim() != 4:
-                raise ValueError(f"{name} is {describe(x)}; expected four dimensions")
-        if k.shape[:3] != v.shape[:3]:
+        caches: tuple[tuple[str, Tensor], ...] = (("k_cache", k), ("v_cache", v))
+        may_be_packed = isinstance(block_table, Tensor)
+        for name, x in (("q", q), *caches):
+            dimensions = (4, PACKED_DIMENSIONS) if may_be_packed and x is not q else (4,)
+            if not isinstance(x, Tensor) or x.dim() not in dimensions:
+                or_packed = ", or with a block_table the five of packed pages" if x is not q else ""
+                raise ValueError(f"{name} is {describe(x)}; expected four dimensions{or_packed}")
+        for name, x in caches:
+            if are_packed(k) or are_packed(v):
+                check_packed_shape(name, x)
+            elif x.stride(-1) != 1:
+                raise ValueError(f"{name} has strides {x.stride()}; the last one must be 1")
+        shape_k, shape_v = shape_of_keys(k), shape_of_values(v)
+        if shape_k[:3] != shape_v[:3]:
             raise ValueError(
-                f"k_cache has shape {tuple(k.shape)}, v_cache {tuple(v.shape)}; all but the last "
+                f"k_cache has shape {tuple(shape_k)}, v_cache {tuple(shape_v)}; all but the last "
                 "dimension agree"
             )
-        for name, x in tensors[1:]:
-            if x.stride(-1) != 1:
-                raise ValueError(f"{name} has strides {x.stride()}; the last one must be 1")
         batch = q.shape[0]
         _check_indices("cache_batch_idx", batch_idx, (batch,), k.shape[0])
-        _check_indices("cache_leftpad", leftpad, (batch,), k.shape[1] + 1)
+        _check_indices("cache_leftpad", leftpad, (batch,), shape_k[1] + 1)
         if block_table is not None:
             for name, other in (("cache_batch_idx", batch_idx), ("cache_leftpad", leftpad)):
                 if other is not None:
@@ -232,22 +242,28 @@ class _Cache(NamedTuple):
 
     def with_scales(self, k_descale: Tensor | None, v_descale: Tensor | None) -> _Cache:
         """The caches with what they are multiplied with; shapes of those of tokens are checked."""
-        for name, x, whole in (("k", k_descale, self.k), ("v", v_descale, self.v)):
+        shapes = zip(("k", "v"), (k_descale, v_descale), self.shapes, strict=True)
+        for name, x, shape in shapes:
             if x is None:
                 continue
             if not isinstance(x, Tensor):
                 raise not_a_tensor(f"{name}_descale", x)
-            if is_of_tokens(x) and x.shape != (*whole.shape[:-1], 1):
+            if is_of_tokens(x) and x.shape != (*shape[:-1], 1):
                 raise ValueError(
                     f"{name}_descale has shape {tuple(x.shape)}; scales of tokens have the shape "
-                    f"of {name}_cache with 1 in the end, which is {(*whole.shape[:-1], 1)}"
+                    f"of {name}_cache with 1 in the end, which is {(*shape[:-1], 1)}"
                 )
         return self._replace(k_descale=k_descale, v_descale=v_descale)
 
     @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Those of keys and values in rows."""
+        return shape_of_keys(self.k), shape_of_values(self.v)
+
+    @property
     def capacity(self) -> int:
         pages = 1 if self.block_table is None else self.block_table.shape[1]
-        return pages * self.k.shape[1]
+        return pages * self.shapes[0][1]
 
     @property
     def described(self) -> str:
@@ -263,12 +279,18 @@ class _Cache(NamedTuple):
             first = self._sequences()[:, None]
             second = position
         else:
-            page_size = self.k.shape[1]
+            page_size = self.shapes[0][1]
             first = self.block_table.long().gather(1, position // page_size)
             check_page_numbers("k_cache", first, self.k.shape[0])
             second = position % page_size
-        self.k[first, second] = k.to(self.k.dtype)
-        self.v[first, second] = v.to(self.v.dtype)
+        k, v = k.to(self.k.dtype), v.to(self.v.dtype)
+        if are_packed(self.k):
+            piece = self.k.shape[-1]
+            self.k[first, :, :, second] = k.unflatten(-1, (-1, piece))
+            self.v[first, :, second // piece, :, second % piece] = v
+        else:
+            self.k[first, second] = k
+            self.v[first, second] = v
 
     def where_keys_lie(self) -> _WhereKeysLie:
         """Nothing is copied but, with ``leftpad``, where strides leave no other way."""
@@ -401,9 +423,10 @@ def _seqlens(cache: _Cache, cache_seqlens: int | Tensor | None, k: Tensor | None
 def _checked_new(cache: _Cache, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor]:
     if k is None or v is None:
         raise ValueError(f"k and v go together; {'k' if k is None else 'v'} is missing")
-    for name, x, whole in (("k", k, cache.k), ("v", v, cache.v)):
+    caches = zip(("k", "v"), (k, v), (cache.k, cache.v), cache.shapes, strict=True)
+    for name, x, whole, shape in caches:
         rows = k.shape[1] if isinstance(k, Tensor) and k.dim() == 4 else None
-        expected = (cache.batch, rows, *whole.shape[2:])
+        expected = (cache.batch, rows, *shape[2:])
         if not isinstance(x, Tensor) or tuple(x.shape) != expected:
             raise ValueError(
                 f"{name} is {describe(x)}; expected (batch, new keys, heads, hdim), which is "

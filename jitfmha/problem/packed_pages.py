@@ -58,11 +58,11 @@ def as_rows(name: str, x: Tensor) -> Tensor:
 
 
 def check_packed_shape(name: str, x: Tensor) -> None:
-    """Raise ``ValueError`` for what are no packed pages of k or v."""
+    """Raise ``ValueError`` for what are no packed pages of k or v, or k_cache or v_cache."""
     piece = _PIECE_BYTES // x.element_size()
     if not are_packed(x) or x.shape[-1] != piece:
         raise ValueError(
-            f"{name} has shape {tuple(x.shape)}; expected {_FORMS[name]}, as packed pages are, "
+            f"{name} has shape {tuple(x.shape)}; expected {_FORMS[name[0]]}, as packed pages are, "
             f"with an x of {_PIECE_BYTES} bytes, which is {piece} of {x.dtype}"
         )
 

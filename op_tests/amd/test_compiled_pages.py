@@ -30,7 +30,10 @@ _KINDS = [
     *((chip, "fp8", (128, 128)) for chip in CHIPS),
     ("gfx950", "fp8", (256, 256)),
 ]
-_PAGES = (16, 32, 48, 64, 80, 128, 256)
+_WIDE_PAGES = (16, 32, 48, 64, 80, 128, 256)
+_PAGES = (1, 2, 7, 15, 24, *_WIDE_PAGES)
+# In which four waves share a SIMD take less time without a mask.
+_NARROW = (64, 64)
 # Their mean is that from which on these kernels serve, or above it.
 _LENGTHS_Q = ((257, 300), (1, 511), (600,), (256,), (0, 290, 600))
 
@@ -61,8 +64,12 @@ class Paged:
 
 def check(paged: Paged, chip: str, dtype: str, rounding: float, random_order: int | None) -> None:
     (q, k, v), options = paged.tensors()
+    is_narrow = chip == "gfx950" and paged.problem.hdims == _NARROW and options["mask"] == 0
+    takes_turns = max(paged.problem.hdims) < 256 or q.dtype.itemsize == 1
+    if paged.page_size in _WIDE_PAGES:
+        takes_turns &= not is_narrow
     with emulate(chip, check=True, random_order=random_order) as run:
-        assert "_turns_" in explain(q, k, v, **options).plan.kernel
+        assert ("_turns_" in explain(q, k, v, **options).plan.kernel) == takes_turns
         actual = fmha_fwd(q, k, v, **options)
         assert run.findings() == ()
     of_outputs = 2**-11 if dtype == "fp16" else ROUNDING["rtne"]
@@ -91,8 +98,18 @@ def test_drawn_calls(number, rng):
     check(paged, chip, dtype, of_probabilities[dtype], order)
 
 
-@pytest.mark.sample("kind", _KINDS, 3)
-def test_more_tiles_than_are_looked_up_at_once(kind, rng):
+@pytest.mark.sample("kind", _KINDS, 2)
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_more_tiles_than_are_looked_up_at_once(kind, page_size, rng):
+    check_many_tiles(kind, page_size, rng)
+
+
+@pytest.mark.sample("chip", CHIPS, 1)
+def test_more_tiles_of_wide_heads(chip, rng):
+    check_many_tiles((chip, "bf16", (256, 256)), 16, rng)
+
+
+def check_many_tiles(kind: tuple[str, str, Any], page_size: int, rng: torch.Generator) -> None:
     chip, dtype, hdims = kind
     kinds = DTYPES | {"fp8": FP8[chip]}
     problem = AmdProblem(
@@ -103,16 +120,22 @@ def test_more_tiles_than_are_looked_up_at_once(kind, rng):
         options={"num_splits": 1},
     )
     of_probabilities = {"bf16": ROUNDING["rtne"], "fp16": 2**-11, "fp8": FP8_ROUNDING}
-    check(Paged(problem, 16), chip, dtype, of_probabilities[dtype], None)
+    check(Paged(problem, page_size), chip, dtype, of_probabilities[dtype], None)
 
 
-@pytest.mark.parametrize(("page_size", "seqlen_q"), [(24, 512), (16, 255), (8, 512)])
-def test_other_calls_take_other_kernels(page_size, seqlen_q, rng):
-    """Where pages are not whole blocks of rows, or queries do not fill a tile."""
-    problem = AmdProblem(rng, heads=(1, 1), lengths=((seqlen_q, 100),))
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_other_calls_take_other_kernels(page_size, rng):
+    """Where queries do not fill a tile."""
+    problem = AmdProblem(rng, heads=(1, 1), lengths=((255, 100),))
     (q, k, v), options = Paged(problem, page_size).tensors()
     with emulate("gfx942"):
         assert "_turns_" not in explain(q, k, v, **options).plan.kernel
+
+
+@pytest.mark.sample("chip", CHIPS, 1)
+def test_pages_of_single_rows_of_several_heads(chip, rng):
+    problem = AmdProblem(rng, heads=(2, 2), lengths=((300, 100),), options={"num_splits": 1})
+    check(Paged(problem, 1), chip, "bf16", ROUNDING["rtne"], None)
 
 
 def test_pages_of_keys_and_of_values_are_as_far_apart(rng):
@@ -124,15 +147,18 @@ def test_pages_of_keys_and_of_values_are_as_far_apart(rng):
 
 
 @pytest.mark.sample(
-    ("kind", "is_masked"), list(itertools.product(_KINDS, (False, True))), 3, is_fixed=True
+    ("kind", "is_masked", "access"),
+    list(itertools.product(_KINDS, (False, True), ("paged", "wide_pages"))),
+    4,
+    is_fixed=True,
 )
-def test_nothing_is_spilled(kind, is_masked):
+def test_nothing_is_spilled(kind, is_masked, access):
     chip, dtype, hdims = kind
     arch = chip.removesuffix("-mi308")
     if dtype == "fp8":
         dtype = str(FP8[arch]).removeprefix("torch.").replace("float8", "fp8")
     traits = ForwardTraits(
-        *(arch, dtype, *hdims, "gm1", "rtne", is_masked, "wide_pages"),
+        *(arch, dtype, *hdims, "gm1", "rtne", is_masked, access),
         ModifierTraits("compiled"),
         kv_dtype=dtype,
         takes_turns=True,

@@ -36,7 +36,7 @@ from .traits import (
     kernel_spec,
     row_of_built,
 )
-from .turns import rows_of_page
+from .turns import rows_of_pages
 from .work_list import list_workspace, listed_work, may_list_work
 
 NAME = "compiled"
@@ -206,7 +206,7 @@ class ForwardPlan(CompiledPlan):
             # The launcher is told of the rows of a page, the kernel of pages too.
             pages = k[0] * self._kv_bytes, v[0] * self._kv_bytes
             if self.traits.takes_turns:
-                pages = rows_of_page(k), rows_of_page(v)
+                pages = rows_of_pages(self.problem, sizes)
             sizes = seqlen_q, seqlen_k, q, k[1:], v[1:], out
         splits = ONE_SPLIT
         if self._listed:

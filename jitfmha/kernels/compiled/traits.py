@@ -233,7 +233,11 @@ class ForwardTraits(SharedTraits):
             stacks_heads=are_heads_stacked,
             row_blocks=row_blocks,
             decode_blocks=decode_blocks,
-            takes_turns=(not lists_work and access == "wide_pages" and takes_turns(problem, arch)),
+            takes_turns=(
+                not lists_work
+                and access in ("paged", "wide_pages")
+                and takes_turns(problem, arch, are_wide=access == "wide_pages")
+            ),
             lists_work=lists_work,
         )
 
@@ -451,6 +455,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         values = {name: values[name] for name in _VALUES_OF_TURNS} | {
             "has_8_bits": int(traits.dtype in EIGHT_BIT_NAMES),
             "mask": 2 if traits.is_masked else 0,
+            "is_scattered": int(traits.access == "paged"),
         }
     elif traits.decode_blocks:
         headers = *_HEADERS, "sixteen_rows.h"

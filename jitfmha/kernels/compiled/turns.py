@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...amd.chips import Arch
 from ...problem.dtypes import DTYPE_BYTES
 from ...problem.features import Feature
-from ...problem.problem import Problem
+from ...problem.problem import PlainSizes, Problem, Sizes
 from ..cycles import WAVE_ROWS
 from ..rules import ATTENTION
 from .tile_table import Tile
@@ -25,15 +25,14 @@ _8_BITS: dict[Arch, _Tiles] = {
     "gfx942": {(128, 128): _LARGE},
     "gfx950": {(128, 128): (256, 128), (256, 256): _LARGE},
 }
-_BLOCK = 16  # keys, of which a wave loads rows from one page
 _SERVES = ATTENTION - {Feature.TOP_LEFT_MASK} | {
     *(Feature.BF16, Feature.FP16, Feature.FP8_E4M3FNUZ, Feature.FP8_E4M3FN),
     *(Feature.DESCALES, Feature.PAGED_KEYS, Feature.NUM_SPLITS),
 }
 
 
-def takes_turns(problem: Problem, arch: Arch) -> bool:
-    """Whether this kernel serves a call, if its keys are near.
+def takes_turns(problem: Problem, arch: Arch, *, are_wide: bool) -> bool:
+    """Whether this kernel serves a call with keys in pages of rows, ``are_wide`` or small.
 
     Sequences count as equally long: their queries fill a tile. Pages of keys are as many rows apart
     as those of values, in which the kernel counts.
@@ -41,18 +40,28 @@ def takes_turns(problem: Problem, arch: Arch) -> bool:
     tile = _tile_of(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
     if tile is None or not (problem.is_paged and problem.features <= _SERVES) or problem.is_empty:
         return False
+    # Where four waves share a SIMD, they have less to wait for than two that take turns.
+    if are_wide and arch == "gfx950" and problem.hdim_q == 64 and problem.mask.is_none:
+        return False
+    of_keys, of_values = rows_of_pages(problem, problem.sizes)
     return (
         problem.mode == "gm1"
         and problem.seqlen_q >= tile[0] * problem.packs
-        and problem.seqlen_k % _BLOCK == 0
-        and rows_of_page(problem.sizes.k) == rows_of_page(problem.sizes.v) != 0
+        and of_keys == of_values != 0
     )
 
 
-def rows_of_page(strides: tuple[int, ...]) -> int:
-    """How many rows there are from a page to the next one; 0 where they are no whole ones."""
-    page, row, *_ = strides
-    return page // row if row > 0 and page % row == 0 else 0
+def rows_of_pages(problem: Problem, sizes: Sizes | PlainSizes) -> tuple[int, int]:
+    """How many rows there are from a page to the next one, of keys and of values.
+
+    0 where they are no whole ones. To kernels, single rows are hdim apart.
+    """
+    _, page_size, _, k, v, _ = sizes
+    rows = []
+    for (page, row, *_), hdim in ((k, problem.hdim_q), (v, problem.hdim_v)):
+        apart = row if page_size > 1 else hdim
+        rows.append(page // apart if apart > 0 and page % apart == 0 else 0)
+    return rows[0], rows[1]
 
 
 def turns_tile(tile: Tile, arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> Tile:
