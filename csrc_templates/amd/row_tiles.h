@@ -38,6 +38,11 @@ struct Pages {
   // not lead outside.
   __device__ long at(unsigned place) const { return there(table[place]); }
   __device__ unsigned there(unsigned named) const { return named < last ? named : last; }
+  // What the table names. The offset has 32 bits: of 64 the compiler shifts half of a quotient that
+  // nobody wrote to where it is not needed.
+  __device__ unsigned named(unsigned place) const {
+    return *(Global<const unsigned>)((Global<const char>)table + place * 4u);
+  }
 
   // The same for a place that all lanes have, in scalar registers.
   __device__ long at_uniform(unsigned place) const {
@@ -70,7 +75,7 @@ struct KeyPlaces {
   // that every place may be read.
   __device__ static KeyPlaces of(const Pages& pages, int first_key, int count, int lane) {
     const Quotient in_page = divide(smaller(first_key + lane % 32, count - 1), pages.size);
-    return {static_cast<unsigned>(pages.table[in_page.value]), in_page.remainder};
+    return {pages.named(in_page.value), in_page.remainder};
   }
 
   // How many bytes behind the start of page 0 key number `key` of the tile lies.

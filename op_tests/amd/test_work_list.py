@@ -102,14 +102,15 @@ def test_drawn_sequences_of_one_length(rng, monkeypatch, number):
     _take_workgroups(monkeypatch, drawn.choice(_WORKGROUPS))
     call = draw(drawn, MODIFIERS if drawn.random() < 0.5 else ())
     lengths = drawn.choice(((129, 300), (300, 129), (200, 200), (33, 500)))
+    is_group = drawn.random() < 0.3
     check(
         replace(
             call,
             lengths=(lengths,) * drawn.randint(1, 3),
-            is_group=drawn.random() < 0.3,
+            is_group=is_group,
             layouts=("bshd",) * 4,
             gap=0,
-            mask=drawn.choice((1, 2, "b:100,0")),
+            mask=drawn.choice((2, "b:100,0") if is_group else (1, 2, "b:100,0")),
             heads=drawn.choice(((1, 1), (4, 2), (5, 1))),
             random_order=drawn.randrange(1 << 32),
         ),

@@ -162,10 +162,11 @@ class ForwardPlan(CompiledPlan):
     def may_list_work(self, problem: Problem) -> bool:
         """Whether there is a plan with persistent workgroups beside this one, for these sizes.
 
-        Where keys are in pages nobody estimates what either takes: there it is the plan of calls
-        that have neither the kernel for few rows nor the one whose waves take turns.
+        In a batch whose sequences are equally long few rows see the same keys. Where keys are in
+        pages nobody estimates what either takes: there it is the plan of calls that have neither
+        the kernel for few rows nor the one whose waves take turns.
         """
-        if problem.is_paged:
+        if problem.is_paged or problem.mode == "gm0":
             plain = ForwardTraits.of(problem, self.traits.arch, self.target.compute_units)
             if plain.decode_blocks or plain.takes_turns:
                 return False
