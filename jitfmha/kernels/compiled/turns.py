@@ -25,6 +25,9 @@ _8_BITS: dict[Arch, _Tiles] = {
     "gfx942": {(128, 128): _LARGE},
     "gfx950": {(128, 128): (256, 128), (256, 256): _LARGE},
 }
+# Head dimensions with which, without a mask, four waves of the other kernel share a SIMD: they have
+# less to wait for than two that take turns.
+_SHARES_SIMDS: dict[Arch, tuple[int, ...]] = {"gfx942": (), "gfx950": (64,)}
 _SERVES = ATTENTION - {Feature.TOP_LEFT_MASK} | {
     *(Feature.BF16, Feature.FP16, Feature.FP8_E4M3FNUZ, Feature.FP8_E4M3FN),
     *(Feature.DESCALES, Feature.PAGED_KEYS, Feature.NUM_SPLITS),
@@ -40,8 +43,7 @@ def takes_turns(problem: Problem, arch: Arch, *, are_wide: bool) -> bool:
     tile = _tile_of(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
     if tile is None or not (problem.is_paged and problem.features <= _SERVES) or problem.is_empty:
         return False
-    # Where four waves share a SIMD, they have less to wait for than two that take turns.
-    if are_wide and arch == "gfx950" and problem.hdim_q == 64 and problem.mask.is_none:
+    if are_wide and problem.mask.is_none and problem.hdim_q in _SHARES_SIMDS[arch]:
         return False
     of_keys, of_values = rows_of_pages(problem, problem.sizes)
     return (
