@@ -35,6 +35,7 @@ def call(batch: int, heads: int, mask: int = 0) -> None:
     fmha_fwd(q, q, q, mask=mask)
 
 
+@pytest.mark.usefixtures("ready_first")
 @pytest.mark.parametrize(
     ("chip", "device", "answer", "xcds"),
     [
@@ -58,6 +59,7 @@ def test_the_device_tells(runtime, chip, device, answer, xcds):
     assert xcds_of_launch(runtime)[0] == xcds
 
 
+@pytest.mark.usefixtures("ready_first")
 @pytest.mark.parametrize(
     ("batch", "heads", "mask", "expected"),
     [
