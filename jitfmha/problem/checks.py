@@ -211,8 +211,8 @@ def check_layout(name: str, x: Tensor) -> None:
 
 
 def check_last_dimension(name: str, x: Tensor) -> None:
-    """Raise ``ValueError`` where the last dimension is not contiguous; what is empty has none."""
-    if x.shape[-1] > 1 and x.stride(-1) != 1 and x.numel() > 0:
+    """Raise ``ValueError`` where the last dimension is not contiguous."""
+    if x.shape[-1] > 1 and x.stride(-1) != 1:
         raise ValueError(
             f"{name} has stride {x.stride(-1)} in its last dimension, which must be contiguous; "
             f"call {name}.contiguous()"

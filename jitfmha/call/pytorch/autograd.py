@@ -254,7 +254,8 @@ def _given(dout: Tensor | None, out: Tensor) -> Tensor:
     if dout is None:
         return torch.zeros_like(out)
     if dout.shape[-1] > 1 and dout.stride(-1) != 1:
-        return dout.contiguous()  # The gradient of a sum is one number, expanded.
+        # The gradient of a sum is one number, expanded, also where there is none.
+        return dout.clone(memory_format=torch.contiguous_format)
     return dout
 
 
