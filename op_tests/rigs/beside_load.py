@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
+from jitfmha.bench.fresh_process import fresh_python
 from jitfmha.integrations import sdpa
 
 # Batch, tokens, width and heads of what is taken for a layer of each.
@@ -50,7 +51,7 @@ class _Block(nn.Module):
 def _busy(processors: range) -> Iterator[None]:
     """A process on each of these processors that never waits."""
     loop = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
-    processes = [subprocess.Popen([sys.executable, "-c", loop, str(n)]) for n in processors]
+    processes = [subprocess.Popen(fresh_python(loop, str(n))) for n in processors]
     try:
         yield
     finally:
