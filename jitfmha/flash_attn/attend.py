@@ -152,6 +152,8 @@ def _of_latent(q: Tensor, k: Tensor, v: Tensor, q_v: Tensor) -> tuple[Tensor, Te
     for name, x in (("q", q), ("k", k), ("v", v), ("q_v", q_v)):
         if not isinstance(x, Tensor):
             raise not_a_tensor(name, x)
+        if x.dim() < 3:
+            raise ValueError(f"{name} is {describe(x)}; expected (..., tokens, heads, hdim)")
     if q_v.shape != (*q.shape[:-1], v.shape[-1]) or q_v.dtype != q.dtype:
         raise ValueError(
             f"q_v is {describe(q_v)}; expected one of {q.dtype} and shape "
