@@ -57,9 +57,9 @@ def _attend(
         raise NotImplementedError(f"cp_world_size={cp_world_size!r}: keys of others are not known")
     if as_int("nhead_kv", nhead_kv) != 1:
         raise NotImplementedError(f"nhead_kv={nhead_kv!r}: a latent has one head")
-    for name, x in (("q", q), ("kv_buffer", kv_buffer)):
-        if not isinstance(x, Tensor):
-            raise not_a_tensor(name, x)
+    for name, tensor in (("q", q), ("kv_buffer", kv_buffer)):
+        if not isinstance(tensor, Tensor):
+            raise not_a_tensor(name, tensor)
     if kv_buffer.dim() != 4 or kv_buffer.shape[2] != 1:
         raise ValueError(
             f"kv_buffer is {describe(kv_buffer)}; expected (num_pages, page_size, 1, rank + r)"
