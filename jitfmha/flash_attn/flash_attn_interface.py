@@ -105,7 +105,7 @@ _WITHOUT_EFFECT = {"scheduler_metadata", "fa_version", "cp_rank", "cp_tot_sequse
 
 
 def _attending(declared: Callable[P, Attention | tuple[Tensor, Tensor]]) -> Function[P]:
-    return cast("Function[P]", ends_in(_attend)(declared))
+    return cast("Function[P]", ends_in(_attend, sink="s_aux")(declared))
 
 
 def _attend(*, return_attn_probs: object, return_softmax_lse: object = False, **given: Any) -> Any:
