@@ -24,7 +24,7 @@ from ..layers.peer_values import (
     written_to,
 )
 from ..problem.arguments import Options
-from ..problem.checks import describe, not_a_tensor
+from ..problem.checks import describe, not_a_tensor, require_cu_seqlens
 from ..problem.dtypes import EIGHT_BIT_DTYPES, out_dtype_of
 from .batch_prefill import table_of_lists
 
@@ -57,6 +57,7 @@ def _attend(
         raise NotImplementedError(f"cp_world_size={cp_world_size!r}: keys of others are not known")
     if as_int("nhead_kv", nhead_kv) != 1:
         raise NotImplementedError(f"nhead_kv={nhead_kv!r}: a latent has one head")
+    require_cu_seqlens(qo_indptr=qo_indptr)
     for name, tensor in (("q", q), ("kv_buffer", kv_buffer)):
         if not isinstance(tensor, Tensor):
             raise not_a_tensor(name, tensor)

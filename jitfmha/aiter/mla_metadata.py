@@ -20,7 +20,13 @@ from torch import Tensor
 
 from ..layers.peer_values import as_flag, as_int, drop_without_effect, ends_in, int32_vector
 from ..layers.split_keys import flash_attn_combine
-from ..problem.checks import check_layout, describe, not_a_tensor, with_clear_errors
+from ..problem.checks import (
+    check_layout,
+    describe,
+    not_a_tensor,
+    require_cu_seqlens,
+    with_clear_errors,
+)
 from ..problem.packed_rows import sequences_of_rows
 from .paged import attend_lists
 
@@ -285,6 +291,7 @@ def _prefill(
     **without_effect: Any,
 ) -> None:
     drop_without_effect(without_effect, *tuple(without_effect))
+    require_cu_seqlens(qo_indptr=qo_indptr)
     parts = {"splitData": splitData, "splitLse": splitLse}
     for name, x in parts.items():
         if x is not None and not isinstance(x, Tensor):

@@ -29,7 +29,7 @@ from ..layers.peer_values import (
     written_to,
 )
 from ..problem.arguments import Options
-from ..problem.checks import check_layout, describe, not_a_tensor, refuse_given
+from ..problem.checks import check_layout, describe, not_a_tensor, refuse_given, require_cu_seqlens
 from ..problem.dtypes import EIGHT_BIT_DTYPES, out_dtype_of
 from .batch_prefill import table_of_lists
 
@@ -151,6 +151,7 @@ def _unified(
     **others: Any,
 ) -> Tensor:
     refuse_given(q_scales=q_scales, qq_bias=qq_bias)
+    require_cu_seqlens(cu_seqlens_q=cu_seqlens_q)
     if as_flag("skip_reduce", skip_reduce):
         raise NotImplementedError("skip_reduce=True is not implemented yet: there are no segments")
     as_flag("shuffled_kv_cache", shuffled_kv_cache)  # packed pages have five dimensions
