@@ -39,20 +39,20 @@ struct TokenScales {
   Global<const char> base;  // of the first token; in pages, of page 0
   long stride;              // bytes between tokens
   Pages pages;              // of use in pages only
-  int last;                 // token that there is, whose scale those behind it have
+  int last;                 // token that counts, whose scale those behind it have
 
-  // `pages` are those of the keys; `of_head` is the first scale of a head in a tensor.
+  // `pages` and `count` are those of the keys; `of_head` is the first scale of a head in a tensor.
   __device__ static TokenScales of(Global<const char> of_head, long batch, long seq,
-                                   const Place& place, const Sequence& sequence,
+                                   const Place& place, const Sequence& sequence, int count,
                                    const Pages& pages) {
-    TokenScales result = {of_head, seq, pages, sequence.seqlen_k - 1};
+    TokenScales result = {of_head, seq, pages, count - 1};
     result.pages.stride = batch;
     if (!is_paged(kAccess)) result.base += place.batch * batch + sequence.k_start * seq;
     return result;
   }
 
-  // The scale of a token of the tile from `first_key` on. In pages its places have been looked up;
-  // in wide ones those of the first of each 16 tokens.
+  // The scale of a token of the tile from `first_key` on. In pages its places have been looked up,
+  // with the same `count`; in wide ones those of the first of each 16 tokens.
   template <class Places>
   __device__ float at(int first_key, int token, const Places& places) const {
     const int there = smaller(first_key + token, last);
@@ -83,17 +83,17 @@ struct KeyValueScales {
   TokenScales of_keys, of_values;
 
   __device__ static KeyValueScales of(const Arguments& a, const Modifiers& m, const Place& place,
-                                      const Sequence& sequence, const Pages& pages) {
+                                      const Sequence& sequence, int count, const Pages& pages) {
     const long head = divide(place.head, a.gqa).value;
     KeyValueScales result = {};
     if (kTokenKDescales)
       result.of_keys =
           TokenScales::of((Global<const char>)m.k_token_descales + head * m.k_token_head,
-                          m.k_token_batch, m.k_token_seq, place, sequence, pages);
+                          m.k_token_batch, m.k_token_seq, place, sequence, count, pages);
     if (kTokenVDescales)
       result.of_values =
           TokenScales::of((Global<const char>)m.v_token_descales + head * m.v_token_head,
-                          m.v_token_batch, m.v_token_seq, place, sequence, pages);
+                          m.v_token_batch, m.v_token_seq, place, sequence, count, pages);
     return result;
   }
 

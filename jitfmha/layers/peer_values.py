@@ -14,6 +14,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -238,10 +239,11 @@ def written_to(out: Tensor | None, result: Tensor, output_scale: Tensor | None =
 def with_contiguous_rows(x: Tensor) -> Tensor:
     """``x``, or a copy of it where its last dimension is not contiguous.
 
-    What is no strided tensor is refused later.
+    What is no strided tensor is refused later, as are dtypes of which torch makes no copy.
     """
     if isinstance(x, Tensor) and x.layout == torch.strided and x.dim() > 0 and x.stride(-1) != 1:
-        return x.contiguous()
+        with suppress(NotImplementedError):
+            return x.contiguous()
     return x
 
 
