@@ -18,6 +18,7 @@ from ..layers.peer_values import (
     as_int,
     as_number,
     as_softmax_scale,
+    descales_of,
     drop_without_effect,
     ends_in,
     sums_of,
@@ -25,7 +26,7 @@ from ..layers.peer_values import (
 )
 from ..problem.arguments import Options
 from ..problem.checks import describe, not_a_tensor, require_cu_seqlens
-from ..problem.dtypes import EIGHT_BIT_DTYPES, out_dtype_of
+from ..problem.dtypes import out_dtype_of
 from .batch_prefill import table_of_lists
 
 __all__ = ["mla_decode_fwd", "mla_prefill_fwd"]
@@ -52,7 +53,7 @@ def _attend(
     nhead_kv: object = 1,
     **without_effect: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    drop_without_effect(without_effect, *tuple(without_effect))
+    drop_without_effect(without_effect)
     if as_int("cp_world_size", cp_world_size) != 1:
         raise NotImplementedError(f"cp_world_size={cp_world_size!r}: keys of others are not known")
     if as_int("nhead_kv", nhead_kv) != 1:
@@ -84,12 +85,7 @@ def _attend(
         # One asks for sums in one order, whatever else is in the batch.
         "num_splits": 1 if type(num_kv_splits) is int and num_kv_splits == 1 else OFF,
     }
-    if kv_buffer.dtype in EIGHT_BIT_DTYPES:
-        scales = ("q_descale", q_scale), ("k_descale", kv_scale), ("v_descale", kv_scale)
-        for name, x in scales:
-            # They may have no dimension.
-            given = x.reshape(1) if isinstance(x, Tensor) and x.numel() == 1 else x
-            options[name] = given  # type: ignore[literal-required]
+    options |= descales_of(kv_buffer, q_descale=q_scale, k_descale=kv_scale, v_descale=kv_scale)
     if o.dtype == out_dtype_of(q.dtype):
         options["out"] = o
     with_lse = as_flag("return_lse", return_lse)

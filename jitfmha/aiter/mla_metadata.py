@@ -69,7 +69,7 @@ def _fill_nothing(
 ) -> None:
     if as_flag("is_cp_round_robin", is_cp_round_robin):
         raise NotImplementedError("is_cp_round_robin=True: keys of others are not known")
-    drop_without_effect(without_effect, *tuple(without_effect))
+    drop_without_effect(without_effect)
     for name, x in (("work_indptr", work_indptr), ("reduce_indptr", reduce_indptr)):
         int32_vector(name, x)
         check_layout(name, x)
@@ -290,14 +290,13 @@ def _prefill(
     v_scale: Tensor | None,
     **without_effect: Any,
 ) -> None:
-    drop_without_effect(without_effect, *tuple(without_effect))
+    drop_without_effect(without_effect)
     require_cu_seqlens(qo_indptr=qo_indptr)
-    parts = {"splitData": splitData, "splitLse": splitLse}
-    for name, x in parts.items():
-        if x is not None and not isinstance(x, Tensor):
-            raise not_a_tensor(name, x)
-        if x is not None:
+    for name, x in (("splitData", splitData), ("splitLse", splitLse)):
+        if isinstance(x, Tensor):
             check_layout(name, x)
+        elif x is not None:
+            raise not_a_tensor(name, x)
     has_parts = isinstance(splitData, Tensor) and splitData.numel() > 0
     out, lse = attend_lists(
         q=Q,

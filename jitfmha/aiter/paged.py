@@ -21,6 +21,7 @@ from ..layers.peer_values import (
     as_softcap,
     as_softmax_scale,
     as_window,
+    descales_of,
     drop_without_effect,
     ends_in,
     sums_of,
@@ -101,14 +102,7 @@ def attend_pages(
         "block_table": with_contiguous_rows(block_table),
         "num_splits": num_splits or OFF,
     }
-    has_8_bits = isinstance(k, Tensor) and k.dtype in EIGHT_BIT_DTYPES
-    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    for name, x in scales.items():
-        if isinstance(x, Tensor):
-            check_layout(name, x)
-        if has_8_bits:  # they may have no dimension
-            given = x.reshape(1) if isinstance(x, Tensor) and x.numel() == 1 else x
-            options[name] = given  # type: ignore[literal-required]
+    options |= descales_of(k, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     is_of_result = isinstance(out, Tensor) and out.dtype == out_dtype_of(q.dtype)
     if is_of_result and output_scale is None:
         options["out"] = out
@@ -303,8 +297,8 @@ def _ragged(
     block_size: object,
     **others: Any,
 ) -> Tensor:
-    drop_without_effect(others, "workspace_buffer", "kv_cache_dtype", "partition_size")
-    drop_without_effect(others, "max_num_partitions")
+    without_effect = "workspace_buffer", "kv_cache_dtype", "partition_size", "max_num_partitions"
+    drop_without_effect(others, *without_effect)
     page_size = as_int("block_size", block_size)
     last = None if page_size == 1 else kv_last_page_lens
     table, lengths = table_of_lists(kv_indptr, kv_page_indices, last, page_size=page_size)

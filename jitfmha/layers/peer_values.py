@@ -15,13 +15,14 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from ..problem.arguments import Options
 from ..problem.checks import check_layout, describe, with_clear_errors
-from ..problem.dtypes import FP8_NAMES
+from ..problem.dtypes import EIGHT_BIT_DTYPES, FP8_NAMES
 from ..problem.mask import INT64_MAX, OPEN_WINDOW
 
 P = ParamSpec("P")
@@ -193,11 +194,31 @@ def _vector(name: str, x: Tensor, expected: str, *dtypes: torch.dtype) -> Tensor
 
 
 def drop_without_effect(given: dict[str, Any], *names: str) -> None:
-    """Take out of ``given`` what has no effect; what is no strided tensor is refused even so."""
-    for name in names:
+    """Take out of ``given`` what has no effect, by default all of it.
+
+    What is no strided tensor is refused even so.
+    """
+    for name in names or tuple(given):
         x = given.pop(name)
         if isinstance(x, Tensor):
             check_layout(name, x)
+
+
+def descales_of(k: Tensor, **scales: Tensor | None) -> Options:
+    """Of ``scales``, by the names of ``fmha_fwd``, those that have a meaning: with 8-bit keys.
+
+    A scale of one number may have any number of dimensions.
+    """
+    for name, x in scales.items():
+        if isinstance(x, Tensor):
+            check_layout(name, x)
+    if not isinstance(k, Tensor) or k.dtype not in EIGHT_BIT_DTYPES:
+        return {}
+    given = {
+        name: x.reshape(1) if isinstance(x, Tensor) and x.numel() == 1 else x
+        for name, x in scales.items()
+    }
+    return cast("Options", given)
 
 
 def sums_of(lengths: Tensor) -> Tensor:

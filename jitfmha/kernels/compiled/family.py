@@ -166,11 +166,12 @@ class ForwardPlan(CompiledPlan):
         pages nobody estimates what either takes: there it is the plan of calls that have neither
         the kernel for few rows nor the one whose waves take turns.
         """
-        if problem.is_paged or problem.mode == "gm0":
-            plain = ForwardTraits.of(problem, self.traits.arch, self.target.compute_units)
-            if plain.decode_blocks or plain.takes_turns:
-                return False
-        return may_list_work(problem, self._tile, streams=self.traits.streams)
+        if not may_list_work(problem, self._tile, streams=self.traits.streams):
+            return False
+        if problem.mode == "gm1" and not problem.is_paged:
+            return True
+        plain = ForwardTraits.of(problem, self.traits.arch, self.target.compute_units)
+        return not (plain.decode_blocks or plain.takes_turns)
 
     def variants(self, seqlen_q: int, seqlen_k: int) -> list[Plan]:
         splits = splits_to_time(seqlen_k // self.problem.packs)
