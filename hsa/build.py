@@ -421,14 +421,14 @@ def build(kernel: AnyKernel) -> CodeObject:
 
     Raises what `compile_to_assembly` and `assemble_with_waits` do.
     """
-    assembly = compile_to_assembly(kernel)
+    assembly, content = assemble_with_waits(compile_to_assembly(kernel), kernel.arch)
     metadata: dict[str, int] = {}
     for name, value in re.findall(r"^ {2}[- ] \.(\w+): +(\d+)$", assembly, re.MULTILINE):
         metadata[name] = max(metadata.get(name, 0), int(value))
     (compiler,) = re.findall(r'\.ident\s+"(clang version [\d.]+)', assembly)
     return CodeObject(
         kernel,
-        assemble_with_waits(assembly, kernel.arch),
+        content,
         lds_bytes=metadata["group_segment_fixed_size"],
         vgprs=metadata["vgpr_count"],
         agprs=metadata["agpr_count"],

@@ -62,9 +62,9 @@ def missing_waits(code_object: bytes) -> list[MissingWaits]:
     return [MissingWaits(**each) for each in found]
 
 
-def assemble_with_waits(assembly: str, arch: Arch) -> bytes:
+def assemble_with_waits(assembly: str, arch: Arch) -> tuple[str, bytes]:
     """Assemble what a compiler wrote, with an ``s_nop`` before each instruction that comes too
-    early.
+    early; the text with these, and its code object.
 
     Raises what `assemble` does, and ``RuntimeError`` where only a run says how the code goes on.
     """
@@ -73,7 +73,7 @@ def assemble_with_waits(assembly: str, arch: Arch) -> bytes:
         code_object = assemble(assembly, arch)
         places = missing_waits(code_object)
         if not places:
-            return code_object
+            return assembly, code_object
         left = sum(place.missing for place in places)
         if not all(place.missing for place in places) or left == before:
             raise RuntimeError("\n".join(map(str, places)))

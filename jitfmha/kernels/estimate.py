@@ -71,10 +71,11 @@ class Lengths(NamedTuple):
         if queries is None:
             queries = keys
         of_queries, of_keys = _shares(queries, counts), _shares(keys, counts)
-        if queries >= _MIXED * keys:
+        others = sum(of_keys[1:])
+        if queries >= _MIXED * keys and others:
             # Chunks of prompts beside decoding: on average, each is in the middle of its prompt.
             chunk = (1 + of_queries[0] * problem.seqlen_q / max(problem.seqlen_k, 1)) / 2
-            rest = (counts - chunk) / sum(of_keys[1:])
+            rest = max(counts - chunk, 0.0) / others
             of_keys = (chunk, *(rest * share for share in of_keys[1:]))
         return (cls(of_queries, of_keys),)
 
@@ -87,9 +88,10 @@ def _shares(unevenness: int | None, counts: int) -> tuple[float, ...]:
     """
     others = [sum(1 / (n + 1) for n in range(rank, counts - 1)) for rank in range(counts - 1)]
     expected = others[0] + 1 / counts
-    longest = expected if unevenness is None else unevenness / 2
+    # What calls tell may be less than the mean, or more than all of them together.
+    longest = expected if unevenness is None else min(max(unevenness / 2, 1.0), counts)
     apart = min((longest - 1) / (expected - 1), 1.0)
-    mean = max(counts - longest, 0.0) / (counts - 1)
+    mean = (counts - longest) / (counts - 1)
     return (longest, *(mean * (1 + apart * (share - 1)) for share in others))
 
 

@@ -12,9 +12,11 @@ from jitfmha.amd.clock import clock_of
 from jitfmha.kernels.compiled.decode import decode_tile
 from jitfmha.kernels.compiled.traits import forward_tile
 from jitfmha.kernels.cycles import KernelCycles, kernel_cycles
-from jitfmha.kernels.estimate import Machine
+from jitfmha.kernels.estimate import Lengths, Machine
 from jitfmha.kernels.ready.combine_estimate import combine_seconds
 from jitfmha.kernels.ready.key_split import KeySplit
+from jitfmha.problem.arguments import Arguments
+from jitfmha.problem.problem import MOST_UNEVEN, make_problem
 
 _DECODE = "gfx942", "compiled", "decode", "bf16", (64, 64), False
 _ENGINES, _UNITS_OF_ENGINE, _XCDS = 4, 8, 8
@@ -77,6 +79,22 @@ def test_calls_of_few_rows_take_what_kernels_for_few_rows_do():
         (row,) = plan.rows()
         seconds = kernel[row.ts_qo].of_workgroup(1, 64) / clock_of("MI300X").peak
         assert plan.seconds(1, 64) == pytest.approx(seconds, rel=0.1)
+
+
+@pytest.mark.parametrize("longest_q", [None, *range(MOST_UNEVEN + 1)])
+@pytest.mark.parametrize("packs", [1, 2, 3, 8, 9])
+def test_uneven_sequences_are_as_long_as_all_together(packs, longest_q):
+    """Whatever is told of the longest ones, which is not checked."""
+    q = torch.zeros(8 * packs, 1, 64)
+    cu_seqlens = 8 * torch.arange(packs + 1, dtype=torch.int32)
+    packed = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
+    problem = make_problem(Arguments.of(q, q, q, packed))
+    for longest_k in (None, *range(MOST_UNEVEN + 1)):
+        told = problem._replace(unevenness=(longest_q, longest_k))
+        for lengths in Lengths.of(told):
+            for shares in lengths:
+                assert min(shares) >= 0
+                assert sum(shares) == pytest.approx(len(shares))
 
 
 def test_of_tiles_the_rows_that_there_are_take_time_to_combine():

@@ -13,6 +13,7 @@ from launches import assembled, kernel_text
 from jitfmha.emulator.disassembly import disassemble
 from jitfmha.emulator.wait_states import MissingWaits, assemble_with_waits, missing_waits
 from jitfmha.jit.elf import Elf
+from jitfmha.jit.toolchain.device_compiler import assemble
 
 # A product of 4 passes, and how many wait states must follow before its result is used.
 _PRODUCT = "v_mfma_f32_16x16x16_f16 v[8:11], v[2:3], v[4:5], 0"
@@ -146,7 +147,8 @@ def _listing(arch: str) -> str:
 
 
 def test_waits_are_put_in(arch):
-    code_object = assemble_with_waits(_listing(arch), arch)
+    assembly, code_object = assemble_with_waits(_listing(arch), arch)
+    assert assemble(assembly, arch) == code_object
     assert missing_waits(code_object) == []
     needed = _NEEDED[arch]
     for kernel, waits in (("little", [needed - 1]), ("much", [8, 8, 3])):
@@ -159,7 +161,8 @@ def test_waits_are_put_in(arch):
 
 def test_what_waits_is_assembled_as_it_is(arch):
     text = kernel_text("kernel", _around(5, 6).code)
-    assert assemble_with_waits(_header(arch) + text, arch) == assembled(arch, text)
+    assembly = _header(arch) + text
+    assert assemble_with_waits(assembly, arch) == (assembly, assembled(arch, text))
 
 
 def test_code_whose_way_on_a_run_alone_knows(arch):

@@ -12,7 +12,7 @@ from hsa_build import hsa_build
 from instruction_texts import Texts
 
 from jitfmha.emulator import Emulator
-from jitfmha.jit.toolchain.device_compiler import assemble
+from jitfmha.emulator.wait_states import assemble_with_waits
 
 # What LLVM takes and the ISA documents give no meaning: SDWA of packed halves, formats that there
 # are not, accumulation registers where nothing is accumulated, constants and signs of two floats.
@@ -126,14 +126,14 @@ def _with_distance(decoded: _Decoded, labels: dict[str, int]) -> str:
 
 
 def test_code_objects_of_the_tree_agree_with_llvms_listing(emulator, arch, seed, request):
-    """Two of each architecture, all with `--exhaustive`."""
+    """One of which gfx950's lacked wait states, and one more; all with `--exhaustive`."""
     kernels = [kernel for kernel in hsa_build.kernels() if kernel.arch == arch]
     if not request.config.getoption("--exhaustive"):
-        kernels = random.Random(seed).sample(kernels, 2)
+        with_waits = [x for x in kernels if x.path.name.startswith("fwd_hd256_fp8bf16_causal")]
+        kernels = [*with_waits[:1], random.Random(seed).choice(kernels)]
 
     def listing(kernel: Any) -> tuple[str, bytes]:
-        assembly = hsa_build.compile_to_assembly(kernel)
-        return assembly, assemble(assembly, arch)
+        return assemble_with_waits(hsa_build.compile_to_assembly(kernel), arch)
 
     with ThreadPoolExecutor() as pool:
         listings = list(pool.map(listing, kernels))
