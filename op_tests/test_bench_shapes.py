@@ -19,6 +19,7 @@ from jitfmha.bench.peers import PEERS, Peer
 from jitfmha.bench.shapes import NAMED_SHAPES, Shape, shapes_of
 from jitfmha.bench.timing import Timings
 from jitfmha.cli.output import ProgressBar
+from jitfmha.jit import status
 from jitfmha.jit.regular_file import read_regular_file, write_whole
 
 _SMALL = "batch=2,seqlen=64,heads=2,hdim=32,dtype=fp32"
@@ -262,6 +263,20 @@ def test_a_bar_with_the_time_left(monkeypatch):
     assert "step 2\n" in shown
     assert " 50% " in shown
     assert "left" in shown
+
+
+def test_a_bar_counts_what_has_a_unit(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", _Terminal())
+    with ProgressBar(unit="launchers") as bar:
+        bar.reach(7, 24)
+        with status.building("one of them", ""):
+            status.say("a line of its own")
+        shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    status.say("the last line")
+    assert "7 of 24 launchers  29% " in shown
+    # Above the bar, which is drawn anew.
+    assert "\rjitfmha: a line of its own\n" in shown
+    assert sys.stderr.getvalue().endswith("jitfmha: the last line\n")  # type: ignore[attr-defined]
 
 
 def test_lines_alone_where_there_is_no_terminal(monkeypatch):

@@ -248,10 +248,26 @@ def test_build_fills_the_cache_once(run, empty_cache):
     assert first.code == 0
     assert [x["name"].split("_")[2:4] for x in first.json] == [["fp32", "24x8"]]
     assert first.json[0]["build_seconds"] > 0
-    assert "24x8" in first.err
     again = run(*argv)
     assert again.code == 0
     assert "in the cache already" in again.out
+
+
+def test_what_would_be_built_is_listed(run, empty_cache, monkeypatch):
+    argv = ("build", "--dtype", "fp32", "--hdim", "27", "--mask", "none", "--mode", "gm0")
+    plain = ("--isa", "generic")
+    (planned,) = run(*argv, *plain, "--dry-run", "--json").json
+    assert (planned["cached"], planned["took_seconds"]) == (False, None)
+    assert not empty_cache.exists()
+    (built,) = run(*argv, *plain, "--json").json
+    (planned,) = run(*argv, *plain, "--dry-run", "--json").json
+    assert planned == {"name": built["name"], "cached": True, "took_seconds": None}
+    # As another compiler has it.
+    monkeypatch.setattr(jit, "is_built", lambda spec: False)
+    (planned,) = run(*argv, *plain, "--dry-run", "--json").json
+    assert not planned["cached"]
+    assert 0 < planned["took_seconds"] <= built["build_seconds"]
+    assert "to be built; another build of it took" in run(*argv, *plain, "--dry-run").out
 
 
 def test_cache_commands(run, empty_cache):

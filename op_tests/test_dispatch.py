@@ -1,6 +1,6 @@
 """The question to the families: features that nobody declares, and what is asked how often."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -10,6 +10,7 @@ from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
 from jitfmha.call import dispatch
+from jitfmha.jit import BuildSpec
 from jitfmha.kernels import compiled, cpu
 from jitfmha.planning.plan import Contest, Launch, Plan, Reason, Refusal
 from jitfmha.planning.target import CallCache, CpuTarget, Target, cpu_target
@@ -98,14 +99,11 @@ class _Planned(Plan):
         self._plan, self._seconds = plan, seconds
 
     @property
-    def is_built(self) -> bool:
-        return self._plan.is_built
+    def specs(self) -> Sequence[BuildSpec]:
+        return self._plan.specs
 
     def remarks(self) -> list[str]:
         return []
-
-    def build(self) -> None:
-        self._plan.build()
 
     def bind(self) -> None:
         self._plan.bind()

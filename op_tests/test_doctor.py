@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -126,6 +126,35 @@ def test_the_environment(examine, monkeypatch, variable, value, check, verdict, 
     assert found["verdict"] == verdict
     assert words in found["found"]
     assert remedy in found["remedy"]
+
+
+def test_what_is_missing_is_said_once(examine, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("JITFMHA_EMULATE", raising=False)
+    monkeypatch.setattr(host_cpp, "zig_program", lambda: None)
+
+    def not_built(*_: object) -> NoReturn:
+        raise CompilerNotFound(host_cpp._not_found_message(["g++: not found"]))
+
+    # Whatever this process has loaded.
+    monkeypatch.setattr(doctor, "_judged_small_call", not_built)
+    code, checks = examine()
+    assert code == 1
+    assert sum("g++: not found" in each["found"] for each in checks) == 1
+    failed = [each["check"] for each in checks if each["verdict"] == "failed"]
+    assert failed == ["host compiler", "calls"]
+
+
+def test_a_cuda_build_without_such_a_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "_DRIVER_DEVICE", tmp_path / "kfd")
+    found = only(doctor._check_torch)
+    assert found.verdict == "warning"
+    assert "built for CUDA 13.0; there is no NVIDIA GPU" in found.found
+    assert "build for the CPU" in found.remedy
 
 
 @pytest.mark.parametrize("emulated", ["", "gfx942"])

@@ -296,13 +296,10 @@ class Estimated(Plan):
         self.family, self.kernel, self.source = "fake", kernel, "nowhere"
         self.of_key, self.num_splits, self.variant_of = of_key, splits, variant_of
 
-    is_built = True
+    specs = ()
 
     def remarks(self) -> list[str]:
         return []
-
-    def build(self) -> None:
-        raise AssertionError
 
     def bind(self) -> None:
         raise AssertionError

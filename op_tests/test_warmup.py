@@ -9,7 +9,8 @@ from inputs import prefix_sums
 from refusals import refused
 from untyped import explain, fmha_fwd, warmup
 
-from jitfmha import WarmedLauncher
+from jitfmha import BuildError, WarmedLauncher
+from jitfmha.jit import BuildSpec, build_all, build_log, build_processes
 from jitfmha.kernels.cpu import CpuPlan
 
 
@@ -22,7 +23,8 @@ def test_builds_what_calls_look_up():
         masks=["causal", 2, "b:3,4"],
         on_ready=lambda launcher, left: seen.append((launcher, left)),
     )
-    assert seen == [(warmed[0], 1), (warmed[1], 0)]
+    assert [left for _, left in seen] == [1, 0]
+    assert {launcher for launcher, _ in seen} == set(warmed)
     assert len(warmed) == 2, "masks share a launcher, modes do not"
     names = {launcher.name for launcher in warmed}
     q = torch.zeros(2, 5, 4, 11, dtype=torch.bfloat16)
@@ -38,6 +40,31 @@ def test_builds_what_calls_look_up():
         assert plan.kernel in names
         assert plan.is_built
     fmha_fwd(q, k, v, mask="causal")
+
+
+def test_several_at_a_time(monkeypatch, tmp_path):
+    """Processes build them; this one finds them in the cache."""
+    arguments = {"dtypes": ["fp32"], "hdims": [9], "masks": [0], "isa": "generic"}
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path))
+    warmed = warmup(**arguments, jobs=2)
+    assert [launcher.was_cached for launcher in warmed] == [False, False]
+    before = len(build_log())
+    assert all(launcher.was_cached for launcher in warmup(**arguments))
+    assert len(build_log()) == before
+
+
+def test_the_error_of_a_process(monkeypatch, tmp_path):
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path))
+    specs = [BuildSpec(f"broken_{n}", {"broken.cpp": f"no_type broken_{n};"}) for n in range(3)]
+    with pytest.raises(BuildError, match="no_type"):
+        list(build_all(specs, 2))
+
+
+def test_a_process_that_is_ended(monkeypatch):
+    monkeypatch.setattr(build_processes, "_PROGRAM", "import os; os._exit(9)")
+    specs = [BuildSpec(f"never_{n}", {"never.cpp": "int never;"}) for n in range(2)]
+    with pytest.raises(BuildError, match="ended with exit status 9"):
+        list(build_all(specs, 2))
 
 
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
@@ -114,6 +141,8 @@ def test_for_another_processor():
         ({"device": "gpu"}, ValueError, ["device='gpu'"]),
         ({"device": 0}, TypeError, ["device", "0"]),
         ({"device": "meta"}, ValueError, ["device meta"]),
+        ({"jobs": 0}, ValueError, ["jobs", "0"]),
+        ({"jobs": "2"}, TypeError, ["jobs", "'2'"]),
         ({"isa": "sse2"}, ValueError, ["isa", "'sse2'", "avx512_bf16"]),
         ({"isa": 512}, TypeError, ["isa", "512"]),
     ],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
+from .. import jit
 from ..call.detection import planned_target
 from ..planning.target import CpuTarget, cpu_isas_here, isa_named
 from ..problem.problem import Direction, Mode
@@ -16,7 +17,8 @@ from ..problem.problem import Direction, Mode
 class WarmedLauncher(NamedTuple):
     """One launcher that is ready now: its kernel's name, and the seconds that building it took.
 
-    ``seconds`` is None where the launcher was in the cache already.
+    ``seconds`` is None where the launcher was in the cache already. What several launchers have in
+    common counts for each.
     """
 
     name: str
@@ -38,6 +40,7 @@ def warmup(
     features: Iterable[str] | None = None,
     device: str | torch.device = "cpu",
     isa: str | None = None,
+    jobs: int | None = None,
     on_ready: Callable[[WarmedLauncher, int], None] | None = None,
 ) -> list[WarmedLauncher]:
     """Build the launcher of every combination, so that later calls find it.
@@ -61,8 +64,10 @@ def warmup(
             a chip, as "MI308X".
         isa: the instruction set of the CPU that the calls will run on, such as "amx",
             "avx512_bf16", "avx512" or "avx2"; None: what calls on this CPU take.
-        on_ready: called with each launcher as soon as it is ready, and with how many are left, to
-            report progress.
+        jobs: how many are compiled at a time, each by a process of its own; None: as many as this
+            process may use processors.
+        on_ready: called with each launcher as soon as it is ready, those in the cache first, and
+            with how many are left, to report progress.
 
     Returns:
         The launchers in the order of the arguments, each once: several combinations may share one
@@ -74,33 +79,57 @@ def warmup(
             profile: any at all); nothing was built then.
         jitfmha.BuildError: a launcher could not be compiled; those before it are in the cache.
     """
-    target = planned_target(device)
-    if isa is not None:
-        target = _cpu_with(isa, device)
+    jobs = _jobs(jobs)
     if on_ready is not None and not callable(on_ready):
         raise TypeError(f"on_ready must be a function or None, got {on_ready!r}")
-    from .build_ahead import plans_ahead  # of use where something is built ahead only
-
-    plans = plans_ahead(
-        target,
-        profile,
+    specs = specs_ahead(
+        profile=profile,
         dtypes=dtypes,
         hdims=hdims,
         masks=masks,
         modes=modes,
         directions=directions,
         features=features,
+        device=device,
+        isa=isa,
     )
-    warmed = []
-    for name, plan in plans.items():
-        was_cached = plan.is_built
-        start = time.perf_counter()
-        plan.build()
-        launcher = WarmedLauncher(name, None if was_cached else time.perf_counter() - start)
-        warmed.append(launcher)
-        if on_ready is not None:
-            on_ready(launcher, len(plans) - len(warmed))
-    return warmed
+    missing = {x.digest: x for each in specs.values() for x in each if not jit.is_built(x)}
+    left = {name: {x.digest for x in each} & missing.keys() for name, each in specs.items()}
+    warmed: dict[str, WarmedLauncher] = {}
+    seconds: dict[str, float] = {}
+
+    def report() -> None:
+        for name in [name for name, digests in left.items() if digests <= seconds.keys()]:
+            took = [seconds[digest] for digest in left.pop(name)]
+            warmed[name] = WarmedLauncher(name, sum(took) if took else None)
+            if on_ready is not None:
+                on_ready(warmed[name], len(left))
+
+    report()
+    for spec, took in jit.build_all(list(missing.values()), jobs):
+        seconds[spec.digest] = took
+        report()
+    return [warmed[name] for name in specs]
+
+
+def specs_ahead(
+    *, profile: str | None, device: str | torch.device, isa: str | None, **parts: Any
+) -> dict[str, Sequence[jit.BuildSpec]]:
+    """What :func:`warmup` has to build for each launcher, in the cache or not; raises as that."""
+    from .build_ahead import plans_ahead  # of use where something is built ahead only
+
+    target = planned_target(device) if isa is None else _cpu_with(isa, device)
+    return {name: plan.specs for name, plan in plans_ahead(target, profile, **parts).items()}
+
+
+def _jobs(jobs: object) -> int:
+    if jobs is None:
+        return len(os.sched_getaffinity(0))
+    if not isinstance(jobs, int) or isinstance(jobs, bool):
+        raise TypeError(f"jobs must be an int or None, got {jobs!r}")
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    return jobs
 
 
 def _cpu_with(isa: object, device: str | torch.device) -> CpuTarget:

@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from ..amd.recording_runtime import (
     recorded_scope,
     warn_once,
 )
+from ..jit import BuildSpec
 from ..kernels.amd_plan import AmdPlan
 from ..planning.plan import Launch, Plan
 from ..planning.target import AmdTarget
@@ -66,14 +67,11 @@ class RecordedPlan(Plan):
         self.is_settled = plan.is_settled
 
     @property
-    def is_built(self) -> bool:
-        return self._plan.is_built
+    def specs(self) -> Sequence[BuildSpec]:
+        return self._plan.specs
 
     def remarks(self) -> list[str]:
         return self._plan.remarks()
-
-    def build(self) -> None:
-        self._plan.build()
 
     def bind(self) -> None:
         self._plan.bind()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -20,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         # Closed by who started this (`>&-`): the next file that is opened would take its number.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
+    # Said by torch, which does not need it.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
     try:
         args = parser().parse_args(argv)
     except SystemExit as end:  # argparse has printed why

@@ -3,44 +3,69 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-from ..ahead.warm_up import WarmedLauncher, warmup
+from .. import jit
+from ..ahead.warm_up import WarmedLauncher, specs_ahead, warmup
 from .exit_codes import OK, UsageError
 from .output import ProgressBar, print_json, table
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build, and say what each launcher took."""
-    with ProgressBar() as bar:
+    """Build, and say what each launcher took; or say what would be built."""
+    asked = {
+        "profile": args.profile,
+        "dtypes": args.dtype,
+        "hdims": args.hdim,
+        "masks": args.mask,
+        "modes": args.mode,
+        "directions": args.direction,
+        "features": args.features,
+        "device": args.device,
+        "isa": args.isa,
+    }
+    try:
+        launchers = _planned(asked) if args.dry_run else _built(asked, args.jobs)
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    if args.json:
+        print_json(launchers)
+    else:
+        print(table(("launcher", "build"), [(x["name"], _in_words(x)) for x in launchers]))
+    return OK
+
+
+def _built(asked: dict[str, Any], jobs: int | None) -> list[dict[str, Any]]:
+    with ProgressBar(unit="launchers") as bar:
         done = 0
 
         def report(launcher: WarmedLauncher, left: int) -> None:
             nonlocal done
-            done += 1
-            bar.line(f"{launcher.name}: {_seconds(launcher)}")
+            done += not launcher.was_cached
             bar.reach(done, done + left)
 
-        try:
-            launchers = warmup(
-                profile=args.profile,
-                dtypes=args.dtype,
-                hdims=args.hdim,
-                masks=args.mask,
-                modes=args.mode,
-                directions=args.direction,
-                features=args.features,
-                device=args.device,
-                isa=args.isa,
-                on_ready=report,
-            )
-        except (TypeError, ValueError) as error:
-            raise UsageError(str(error)) from error
-    if args.json:
-        print_json([{"name": x.name, "build_seconds": x.seconds} for x in launchers])
-    else:
-        print(table(("launcher", "build"), [(x.name, _seconds(x)) for x in launchers]))
-    return OK
+        launchers = warmup(**asked, jobs=jobs, on_ready=report)
+    return [{"name": x.name, "build_seconds": x.seconds} for x in launchers]
 
 
-def _seconds(launcher: WarmedLauncher) -> str:
-    return "in the cache already" if launcher.seconds is None else f"{launcher.seconds:.2f} s"
+def _planned(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """What would be built, and what it took where an entry of the same name is in the cache."""
+    took = {x.name: x.build_seconds for x in jit.cache_entries()}
+    launchers = []
+    for name, specs in specs_ahead(**asked).items():
+        missing = [spec for spec in specs if not jit.is_built(spec)]
+        known = [took.get(spec.name) for spec in missing]
+        seconds = None if None in known else sum(x for x in known if x is not None)
+        cached = not missing
+        launchers.append({"name": name, "cached": cached, "took_seconds": seconds or None})
+    return launchers
+
+
+def _in_words(launcher: dict[str, Any]) -> str:
+    if launcher.get("cached", launcher.get("build_seconds") is None):
+        return "in the cache already"
+    seconds = launcher.get("build_seconds")
+    if seconds is not None:
+        return f"{seconds:.2f} s"
+    took = launcher["took_seconds"]
+    return "to be built" + (f"; another build of it took {took:.1f} s" if took else "")

@@ -157,6 +157,10 @@ def _check_torch() -> Iterator[Finding]:
     if torch.version.hip is None and _DRIVER_DEVICE.exists():
         found += f"; there is an AMD GPU here ({_DRIVER_DEVICE})"
         yield Finding("torch", "warning", found, _INSTALL_ROCM_TORCH)
+    elif torch.version.cuda is not None and not torch.cuda.is_available():
+        found += "; there is no NVIDIA GPU here that it can use, and it takes some 5 GB"
+        remedy = "It works; to save the room, install PyTorch's build for the CPU, from its index."
+        yield Finding("torch", "warning", found, remedy)
     elif (int(major), int(minor)) < _LOWEST_TORCH:
         lowest = ".".join(map(str, _LOWEST_TORCH))
         found += f"; nothing older than {lowest} has been seen to work"
@@ -358,10 +362,16 @@ def _check_emulation() -> Iterator[Finding]:
 
 
 def _check_runs() -> Iterator[Finding]:
+    from .. import jit
+
     for device, target in _targets_here():
         progress(f"a small call on {target}")
-        for mode in ("gm0", "gm1"):
-            yield _small_run(device, target, mode)
+        try:
+            for mode in ("gm0", "gm1"):
+                yield _small_run(device, target, mode)
+        except jit.CompilerNotFound:
+            found = f"none on {target}: their kernels are not built, and there is no compiler"
+            yield Finding("calls", "failed", found, "Install the compiler, as it says above.")
 
 
 def _small_run(device: torch.device, target: Target, mode: str) -> Finding:
@@ -371,6 +381,8 @@ def _small_run(device: torch.device, target: Target, mode: str) -> Finding:
     check = f"a call in {mode}"
     try:
         out = _judged_small_call(device, target, mode)
+    except jit.CompilerNotFound:
+        raise
     except jit.BuildError as failure:
         remedy = "Mend the compiler, or set CXX to another one."
         return Finding(check, "failed", f"on {target}: {failure}", remedy)

@@ -77,6 +77,24 @@ def _from(least: int, bits: int) -> Callable[[str], int]:
     return number
 
 
+def _file(text: str) -> Path:
+    """A file that is there: nobody should wait for torch to read that it is not."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder, where a file is expected")
+    if not path.exists():
+        raise argparse.ArgumentTypeError(f"there is no file {text}")
+    return path
+
+
+def _folder(text: str) -> Path:
+    """A folder that is there."""
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text}")
+    return path
+
+
 def _actions(commands: Any, name: str, text: str, description: str, **more: Any) -> Any:
     parser = commands.add_parser(name, help=text, description=description, **more)
     return parser.add_subparsers(dest="action", required=True, metavar="action")
@@ -194,14 +212,14 @@ def _add_hsa(commands: Any) -> None:
     )
     _add_import(actions)
     lister = _command(actions, "list", "List the kernels of a tree, or of all that calls use.")
-    lister.add_argument("tree", type=Path, nargs="?", metavar="TREE", help="a folder")
+    lister.add_argument("tree", type=_folder, nargs="?", metavar="TREE", help="a folder")
     lister.add_argument("--arch", choices=_ARCHS, help="one of them (default: both)")
     shower = _command(
         actions, "show", "Show what a code object says: registers, LDS, symbols, arguments."
     )
     decoder = _command(actions, "disasm", "Disassemble a kernel with the emulator's decoder.")
     for parser in (shower, decoder):
-        parser.add_argument("code_object", type=Path, metavar="FILE.co")
+        parser.add_argument("code_object", type=_file, metavar="FILE.co")
     decoder.add_argument("--kernel", metavar="NAME", help="its symbol, where there are several")
     verifier = _command(
         actions,
@@ -210,7 +228,7 @@ def _add_hsa(commands: Any) -> None:
         "where there is a problem.",
     )
     trees = "folders (default: those that calls use)"
-    verifier.add_argument("trees", type=Path, nargs="*", metavar="TREE", help=trees)
+    verifier.add_argument("trees", type=_folder, nargs="*", metavar="TREE", help=trees)
     waits = _command(
         actions,
         "waits",
@@ -218,7 +236,7 @@ def _add_hsa(commands: Any) -> None:
         "them. The exit code is 1 where there are any.",
     )
     files = "(default: what was compiled into the cache)"
-    waits.add_argument("code_objects", type=Path, nargs="*", metavar="FILE.co", help=files)
+    waits.add_argument("code_objects", type=_file, nargs="*", metavar="FILE.co", help=files)
 
 
 def _add_import(actions: Any) -> None:
@@ -232,7 +250,7 @@ def _add_import(actions: Any) -> None:
         "jitfmha/hsa in your folder for data, which calls look into before the package's own.",
     )
     flag = parser.add_argument
-    flag("listing", type=Path, metavar="FILE.s")
+    flag("listing", type=_file, metavar="FILE.s")
     flag("--arch", choices=_ARCHS, required=True)
     variants = "of gfx942: MI300, MI308 or both"
     flag("--variant", nargs="+", default=[], metavar="MI308", help=variants)
@@ -290,6 +308,10 @@ def _add_build(commands: Any) -> None:
         help="the instruction set of the CPU that the calls will run on, such as amx, avx512_bf16, "
         "avx512 or avx2 (default: what this one takes)",
     )
+    jobs = "how many are compiled at a time (default: as many as there are processors)"
+    flag("--jobs", type=_from(1, 16), metavar="N", help=jobs)
+    listed = "build nothing; list what would be built, and what it took before, where that is known"
+    flag("--dry-run", action="store_true", help=listed)
 
 
 def _add_export(commands: Any) -> None:
@@ -346,7 +368,7 @@ def _add_tune(commands: Any) -> None:
     exported = "write all that is kept there, as JSON, and measure nothing"
     moved.add_argument("--export", type=Path, metavar="FILE", help=exported)
     imported = "add what was exported; of other machines it is kept, and looked up there alone"
-    moved.add_argument("--import", dest="import_", type=Path, metavar="FILE", help=imported)
+    moved.add_argument("--import", dest="import_", type=_file, metavar="FILE", help=imported)
     forgotten = "remove all that is kept"
     moved.add_argument("--forget", action="store_true", help=forgotten)
 
@@ -424,9 +446,9 @@ def _minutes(minutes: float) -> str:
 
 def _add_launch(flag: Any) -> None:
     code = "an AMDGPU ELF file, or HIP C++ without headers (FILE.hip), which is compiled first"
-    flag("code_object", type=Path, metavar="FILE", help=code)
+    flag("code_object", type=_file, metavar="FILE", help=code)
     launch = "the launch, as data: docs/emulator.md describes it, on an example"
-    flag("--args", type=Path, required=True, metavar="ARGS.json", help=launch)
+    flag("--args", type=_file, required=True, metavar="ARGS.json", help=launch)
 
 
 def _add_order_and_budget(flag: Any) -> None:
@@ -484,7 +506,7 @@ def _add_replay(commands: Any) -> None:
     )
     flag = parser.add_argument
     folders = "a launch's folder, or that of several"
-    flag("folders", type=Path, nargs="+", metavar="DIR", help=folders)
+    flag("folders", type=_folder, nargs="+", metavar="DIR", help=folders)
     flag("--device", metavar="cuda:0", help="a GPU of torch's (default: the emulator)")
     sanitizer = "with the emulator's sanitizer; findings are faults"
     flag("--sanitize", action="store_true", help=sanitizer)

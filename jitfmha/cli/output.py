@@ -10,8 +10,11 @@ from contextlib import AbstractContextManager
 
 from tqdm import tqdm
 
+from ..jit.status import hand_lines_to
+
 # Units from the smallest; a value is shown in the last one that it fills.
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+_BAR = "{percentage:3.0f}% {bar:20} {elapsed} so far, about {remaining} left"
 _NARROWEST = 16  # that a column is made, however narrow the terminal is
 
 
@@ -90,20 +93,24 @@ def progress(text: str) -> None:
 class ProgressBar(AbstractContextManager["ProgressBar"]):
     """A bar on stderr with the time that is left, below the lines about what is under way.
 
-    Where stderr is no terminal there are the lines alone.
+    Where stderr is no terminal there are the lines alone. With a ``unit``, steps are counted.
     """
 
-    def __init__(self, total: float = 0) -> None:
+    def __init__(self, total: float = 0, unit: str = "") -> None:
         self._total = total
+        count = f"{{n_fmt}} of {{total_fmt}} {unit} " if unit else ""
         self._bar = tqdm(
             total=total,
             file=sys.stderr,
             disable=not sys.stderr.isatty(),
-            bar_format="{percentage:3.0f}% {bar:20} {elapsed} so far, about {remaining} left",
+            bar_format=f"{count}{_BAR}",
             leave=False,
         )
+        if not self._bar.disable:
+            hand_lines_to(self.line)
 
     def __exit__(self, *_: object) -> None:
+        hand_lines_to(None)
         self._bar.close()
 
     def line(self, text: str) -> None:

@@ -18,6 +18,7 @@ from .render import render as render
 from .spec import BuildSpec as BuildSpec
 
 if TYPE_CHECKING:
+    from .build_processes import build_all as build_all
     from .cache.directory import cache_dir as cache_dir
     from .cache.eviction import CacheEntry as CacheEntry
     from .cache.eviction import cache_clear as cache_clear
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 # Imported when first asked for: a program that imports the package may never call it.
 _HOMES = {
+    "build_processes": ("build_all",),
     "cache.directory": ("cache_dir",),
     "cache.eviction": ("CacheEntry", "cache_clear", "cache_entries"),
     "loader": ("LoadEvent", "build_log", "is_built", "load", "read"),

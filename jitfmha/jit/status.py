@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 PATIENCE_SECONDS = 1.0
@@ -73,11 +73,23 @@ def _short(name: str, remark: str) -> str:
 # Of stderr, and of what is known of its lines.
 _lock = threading.Lock()
 _unfinished: _BuildLine | None = None
+_taker: Callable[[str], None] | None = None
+
+
+def hand_lines_to(taker: Callable[[str], None] | None) -> None:
+    """Hand whole lines to whoever has something on the screen below them; None: to stderr again."""
+    global _taker
+    with _lock:
+        _taker = taker
 
 
 def _write(text: str, writer: _BuildLine | None = None) -> None:
     """Write to stderr, with the lock held; a line that somebody else has begun is ended first."""
     global _unfinished
+    if _taker is not None:
+        if text.endswith("\n"):
+            _taker(text.rstrip("\n"))
+        return
     if _unfinished not in (None, writer):
         text = f"\n{text}"
     _unfinished = None if text.endswith("\n") else writer

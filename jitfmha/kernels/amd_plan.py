@@ -12,7 +12,7 @@ from ..amd.manifest import AnyRow
 from ..planning.plan import Plan
 from ..planning.target import AmdTarget
 from ..problem.problem import Problem
-from .launcher import Block, LauncherKind, launcher_spec, load_launcher
+from .launcher import Block, LauncherKind, launcher_spec
 
 
 def version_of(code_objects: Iterable[CodeObject]) -> str:
@@ -37,11 +37,5 @@ class AmdPlan(Plan):
         """What manifests say, or would say, of its kernels, in the order of their launches."""
 
     @property
-    def is_built(self) -> bool:
-        return jit.is_built(launcher_spec(self._launcher_kind()))
-
-    def build(self) -> None:
-        load_launcher(self._launcher_kind())
-
-    def _launcher_kind(self) -> LauncherKind:
-        return LauncherKind.of(self.problem, self.target, self.block)
+    def specs(self) -> Sequence[jit.BuildSpec]:
+        return [launcher_spec(LauncherKind.of(self.problem, self.target, self.block))]

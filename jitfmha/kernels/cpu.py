@@ -7,7 +7,7 @@ called through ctypes, so that it needs neither torch's nor Python's headers.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
@@ -16,7 +16,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from ..jit.loader import is_built, load
+from ..jit.loader import load
 from ..jit.render import render
 from ..jit.shared_struct import FLOAT, INT32, INT64, FieldType, Pointer, SharedStruct
 from ..jit.spec import MAX_NAME, BuildSpec
@@ -401,8 +401,8 @@ class CpuPlan(Plan):
         return CpuPlan(self.problem, self.target, *choice)
 
     @property
-    def is_built(self) -> bool:
-        return is_built(launcher_spec(self.traits))
+    def specs(self) -> Sequence[BuildSpec]:
+        return [launcher_spec(self.traits)]
 
     def remarks(self) -> list[str]:
         isa, chosen = self.traits.isa, self.target.isa
@@ -410,10 +410,6 @@ class CpuPlan(Plan):
         if isa != chosen:
             remarks.append(f"This kernel takes {isa}: {chosen} has tiles for rows of bf16 only.")
         return remarks
-
-    def build(self) -> None:
-        """Build the launcher where needed; it is loaded, too, which shows that it can be."""
-        _entry(self.traits)
 
     def bind(self) -> None:
         problem = self.problem

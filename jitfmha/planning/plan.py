@@ -3,7 +3,7 @@
 Family.propose(problem, target) -> plans, or Refusal with its reasons
 Plan.seconds(lengths)           what a call is estimated to take, by which plans are chosen
 Plan.variants(lengths)          the same family's other tiles and key splits, to be timed
-Plan.build()                    renders and builds, for a device that need not be here
+Plan.specs                      what has to be built, for a device that need not be here
 Plan.bind()                     loads, too
 Plan.serves(sizes)              whether it is the choice for other lengths and strides
 Plan.launch_for(sizes)          -> Launch
@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from .. import jit
 from ..problem.arguments import MAX_NUM_SPLITS, Tensors
 from ..problem.features import Feature
 from ..problem.problem import PlainSizes, Problem
@@ -78,8 +79,13 @@ class Plan(ABC):
 
     @property
     @abstractmethod
+    def specs(self) -> Sequence[jit.BuildSpec]:
+        """What has to be built before it runs, rendered."""
+
+    @property
     def is_built(self) -> bool:
         """Whether all that has to be built is in the cache already."""
+        return all(map(jit.is_built, self.specs))
 
     @property
     def can_be_built(self) -> bool:
@@ -89,13 +95,6 @@ class Plan(ABC):
     @abstractmethod
     def remarks(self) -> list[str]:
         """What is odd about where the kernel was found, and what was passed over on the way."""
-
-    @abstractmethod
-    def build(self) -> None:
-        """Render and build as far as that has not been done yet; asks no device for anything.
-
-        Raises ``jitfmha.BuildError`` where that fails.
-        """
 
     @abstractmethod
     def bind(self) -> None:

@@ -398,7 +398,7 @@ def test_a_loop_behind_the_first_end_is_no_padding(last):
 @pytest.mark.parametrize(
     ("action", "content", "complaint"),
     [
-        ("show", None, "No such file"),
+        ("show", None, "there is no file"),
         ("disasm", b"text", "is not a code object"),
         ("show", b"\x7fELF\x02\x01" + bytes(100), "is for ELF machine 0"),
     ],

@@ -650,7 +650,7 @@ def test_command(tmp_path, capsys):
         (("--sample", "0"), "--sample: 0"),
         (("--workgroup", "-1"), "--workgroup: -1"),
         (("--assume-workgroups", "-1"), "--assume-workgroups: -1"),
-        ((), "No such file"),
+        ((), "there is no file missing.co"),
     ],
 )
 def test_usage_errors(flags, message, capsys, tmp_path):

@@ -91,7 +91,7 @@ def test_without_compiler_the_message_names_what_was_tried(cache, tmp_path, no_c
         "'ziglang' (not installed)",
         "install PyTorch for ROCm",
         "install ROCm, and set ROCM_PATH",
-        "pip install 'jitfmha[compiler]'",
+        "pip install 'ziglang>=0.17'",
     ):
         assert words in str(caught.value)
     assert not jit.is_built(device_spec())

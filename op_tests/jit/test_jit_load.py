@@ -222,7 +222,7 @@ def test_without_compiler_each_candidate_is_listed(cache, monkeypatch):
         jit.load(make_spec())
     for words in (
         *("CXX='my-compiler -O3': not found", "c++: ", "g++: ", "clang++: "),
-        *("'ziglang' (not installed)", "apt install", "pip install 'jitfmha[compiler]'"),
+        *("'ziglang' (not installed)", "apt install", "pip install 'ziglang>=0.17'"),
     ):
         assert words in str(caught.value)
     assert not jit.is_built(make_spec())

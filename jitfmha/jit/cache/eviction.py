@@ -18,7 +18,7 @@ from pathlib import Path
 from ..errors import CacheError
 from ..spec import ARTIFACT_SUFFIXES
 from .directory import CacheDirectory, readable_directories
-from .entry import InvalidEntry, open_entry, published_in
+from .entry import EntryMeta, InvalidEntry, open_entry, published_in
 from .flock import Flock, try_lock
 from .key import EntryKey
 from .owned_directory import sweep
@@ -40,6 +40,7 @@ class CacheEntry:
         key: the hash in its path, of all that went into it.
         size: in bytes, all files together.
         created: seconds since the epoch; 0 if the entry does not say (any more).
+        build_seconds: what building it took; None if the entry does not say.
         last_used: seconds since the epoch, to the hour.
         valid: whether it would be loaded.
     """
@@ -48,6 +49,7 @@ class CacheEntry:
     key: str
     size: int
     created: float
+    build_seconds: float | None
     last_used: float
     valid: bool
     path: Path
@@ -62,15 +64,16 @@ def cache_entries() -> list[CacheEntry]:
                 last_used = os.lstat(path).st_mtime
             except FileNotFoundError:
                 continue
-            created = _creation(path, key)
+            meta = _meta(path, key)
             found.append(
                 CacheEntry(
                     name=key.name,
                     key=f"{key.content}-{key.compiler}",
                     size=entry_size(path),
-                    created=created or 0.0,
+                    created=meta.created if meta else 0.0,
+                    build_seconds=meta.build_seconds if meta else None,
                     last_used=last_used,
-                    valid=created is not None,
+                    valid=meta is not None,
                     path=path,
                 )
             )
@@ -238,7 +241,7 @@ def _was_removed(path: Path, trash: Path) -> bool:
     return True
 
 
-def _creation(path: Path, key: EntryKey) -> float | None:
+def _meta(path: Path, key: EntryKey) -> EntryMeta | None:
     try:
         entry = open_entry(path, key)
     except (InvalidEntry, OSError):
@@ -246,7 +249,7 @@ def _creation(path: Path, key: EntryKey) -> float | None:
     if entry is None:
         return None
     entry.close()
-    return entry.meta.created
+    return entry.meta
 
 
 def _artifact_in(path: Path) -> Path | None:

@@ -26,8 +26,8 @@ _ABORTED = re.compile(
     re.MULTILINE,
 )
 
-# `pip` adds what an extra names to a package that is there already, whatever it came from.
-INSTALL_ZIG = "pip install 'jitfmha[compiler]'"
+# What the extra `compiler` brings; from a checkout and from a wheel.
+INSTALL_ZIG = "pip install 'ziglang>=0.17'"
 ZIG_MISSING = "the Python package 'ziglang' (not installed)"
 
 

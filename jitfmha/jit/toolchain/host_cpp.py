@@ -164,7 +164,6 @@ def _not_found_message(reasons: list[str]) -> str:
         "  Debian, Ubuntu   apt install g++\n"
         "  Fedora, RHEL     dnf install gcc-c++\n"
         "  conda            conda install -c conda-forge cxx-compiler\n"
-        "  macOS            xcode-select --install\n"
         f"  anywhere         {INSTALL_ZIG}\n"
         "or set CXX to the one to use, or set JITFMHA_CACHE_DIR to a cache that was filled on a "
         "machine of the same kind that has one."

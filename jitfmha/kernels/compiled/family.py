@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -80,8 +81,8 @@ class CompiledPlan(AmdPlan):
         return self.spec.digest
 
     @property
-    def is_built(self) -> bool:
-        return jit.is_built(self.spec) and super().is_built
+    def specs(self) -> Sequence[jit.BuildSpec]:
+        return [self.spec, *super().specs]
 
     @property
     def can_be_built(self) -> bool:
@@ -97,10 +98,6 @@ class CompiledPlan(AmdPlan):
         from ...jit.toolchain.device_hip import device_hip_in_words  # asks a process
 
         return [f"compiler for AMD GPUs: {device_hip_in_words()}"]
-
-    def build(self) -> None:
-        self.compiled()
-        super().build()
 
     def compiled(self) -> CodeObject:
         spec = self.spec
