@@ -23,7 +23,7 @@ from jitfmha.kernels.compiled.tiles import tile_table
 _SHAPE = "seqlen=3,dtype=fp32"
 COMMANDS = (
     *("demo", "doctor", "explain", "kernels", "build", "cache", "bench", "profile"),
-    *("run-kernel", "hsa", "replay", "export", "tune"),
+    *("run-kernel", "hsa", "replay", "export", "tune", "hip"),
 )
 
 

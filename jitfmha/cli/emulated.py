@@ -18,7 +18,7 @@ from ..emulator.profile import LaunchProfile, profile_launch
 from ..emulator.runtime import Emulator
 from ..emulator.session import DEVICES, Emulation
 from ..jit.elf import Elf
-from ..jit.toolchain.device_compiler import compile_hip
+from ..jit.toolchain.device_compiler import compile_hip_file
 from ..replay.machines import EmulatedMachine
 from .exit_codes import UsageError
 from .output import progress
@@ -100,4 +100,4 @@ def _image(path: Path, emulated: str) -> bytes:
         return path.read_bytes()
     arch = chip(VIRTUAL_NODE[emulated]).architecture.name
     progress(f"compiling {path} for {arch}")
-    return compile_hip(path.read_text(encoding="utf-8"), arch)
+    return compile_hip_file(path, arch)

@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for add in (
         *(_add_demo, _add_doctor, _add_explain, _add_kernels, _add_hsa, _add_build, _add_export),
-        *(_add_cache, _add_tune, _add_bench, _add_profile, _add_run_kernel, _add_replay),
+        *(_add_cache, _add_tune, _add_bench, _add_hip, _add_profile, _add_run_kernel, _add_replay),
     ):
         add(commands)
     return parser
@@ -445,10 +445,28 @@ def _minutes(minutes: float) -> str:
 
 
 def _add_launch(flag: Any) -> None:
-    code = "an AMDGPU ELF file, or HIP C++ without headers (FILE.hip), which is compiled first"
+    code = "an AMDGPU ELF file, or HIP C++ (FILE.hip), which is compiled first, as `hip` does it"
     flag("code_object", type=_file, metavar="FILE", help=code)
     launch = "the launch, as data: docs/emulator.md describes it, on an example"
     flag("--args", type=_file, required=True, metavar="ARGS.json", help=launch)
+
+
+def _add_hip(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "hip",
+        "compile a HIP C++ file to a code object, without ROCm",
+        "Compile the kernels of a HIP C++ file, with the compiler for AMD GPUs that calls would "
+        "take, and a small header in place of ROCm's: threadIdx and the like, __syncthreads, "
+        "shuffles, atomics, mathematics, 16-bit types. docs/emulator.md runs what comes of it.",
+    )
+    flag = parser.add_argument
+    flag("source", type=_file, metavar="FILE.hip")
+    flag("--arch", choices=_ARCHS, required=True)
+    flag("-o", "--output", type=Path, required=True, metavar="FILE.co")
+    flag("-D", "--define", action="append", default=[], metavar="NAME[=VALUE]", help="a macro")
+    include = "where its own headers are"
+    flag("-I", "--include", action="append", default=[], type=_folder, metavar="DIR", help=include)
 
 
 def _add_order_and_budget(flag: Any) -> None:

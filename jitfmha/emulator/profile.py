@@ -386,6 +386,7 @@ def profile_launch(
         emulator.launch(function, grid, block, kernarg, dynamic_lds=dynamic_lds)
         (profile,) = take_profiles(emulator.library)
     finally:
+        take_profiles(emulator.library)  # nor does a launch that fails leave any to the next one
         emulator.set_allowed_memory(None)
         set_profile_options(emulator.library)
     return profile

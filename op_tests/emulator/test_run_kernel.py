@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from subprocesses import ROOT, run_python
 
+from jitfmha import emulate
 from jitfmha.cli import main
 from jitfmha.jit.toolchain.device_compiler import compile_hip
 
@@ -165,6 +166,8 @@ def test_a_kernel_with_faults_has_findings_and_no_profile(run):
     assert {finding["kind"] for finding in result["findings"]} == {"global-bounds"}
     assert result["profile"] is None
     assert "no profile: hipErrorLaunchFailure: kernel copy, at copy+0x" in err
+    with emulate("gfx950", profile=True) as later:
+        assert later.profiles() == ()
 
 
 def test_offsets_and_byte_offsets(run, tmp_path):

@@ -19,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..errors import BuildError
+from ..resources import templates_dir
 from ..spec import BuildSpec
 from .compiling import INSTALL_ZIG, ZIG_MISSING, zig_program
 
@@ -35,6 +36,7 @@ KEYWORDS = {
 # Every kernel gets these, whatever compiles it.
 LANGUAGE_FLAGS = ("-std=gnu++17", "-O3")
 CODE_OBJECT_VERSION_FLAG = "-mcode-object-version=5"
+_HIP_HEADER = "hip/hip_runtime.h"
 HIP_FLAGS = (
     *("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib", "--no-gpu-bundle-output"),
     *(f"-D{keyword}={meaning}" for keyword, meaning in KEYWORDS.items()),
@@ -166,6 +168,20 @@ def compile_hip(
         source, arch, code_object_version=code_object_version, flags=flags
     )
     return assemble(assembly, arch)
+
+
+def compile_hip_file(source: Path, arch: str, *, flags: Sequence[str] = ()) -> bytes:
+    """A linked code object from a file of ordinary HIP C++, with no headers of ROCm's.
+
+    What such kernels use most is in `csrc_templates/hip/hip/hip_runtime.h`, which is put in front,
+    and found under the names of ROCm's headers. Raises as `compile_hip`.
+    """
+    found = ("-fdeclspec", "-isystem", str(templates_dir() / "hip"), "-include", _HIP_HEADER)
+    target = (f"{_ARCH_FLAG}{arch}", CODE_OBJECT_VERSION_FLAG)
+    with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
+        assembly = Path(folder, "kernel.s")
+        device_compiler().compile(source.absolute(), assembly, (*target, *found, *flags))
+        return assemble(assembly.read_text(encoding="utf-8"), arch)
 
 
 def compile_hip_to_assembly(
