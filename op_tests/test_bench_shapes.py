@@ -193,6 +193,9 @@ def test_plots_have_a_point_for_each_time(tmp_path, monkeypatch):
     plots.plot_over_seqlen(measured, str(file), "here")
     line = saved[0].axes[0].lines[0]
     assert [tuple(p) for p in line.get_xydata()] == [(512, 1.0), (1024, 4.0)]
+    measured = [_measurement("ours", 512, 1e-3), _measurement("theirs", 512, 3e-3)]
+    plots.plot_over_seqlen(measured, str(file), "one shape alone")
+    assert [bar.get_height() for bar in saved[1].axes[0].patches] == [1.0, 3.0]
 
 
 def test_a_wrong_result_is_a_failure(run, monkeypatch):

@@ -43,10 +43,28 @@ def _figure_class() -> Any:
 def plot_over_seqlen(measurements: Sequence[Measurement], file: str, title: str) -> None:
     """Milliseconds and GFLOP/s over the sequence length of the keys, a line for each peer.
 
-    Bars show the quartiles. Shapes of one length that differ in something else share a line.
+    Bars show the quartiles. Shapes of one length that differ in something else share a line. Where
+    there is one shape alone, each peer has a column.
     """
     figure = _figure_class()(figsize=_INCHES, layout="constrained")
     milliseconds, speeds = figure.subplots(1, 2)
+    milliseconds.set_ylabel("milliseconds, median and quartiles")
+    speeds.set_ylabel("GFLOP/s")
+    draw = _columns if len({each.shape for each in measurements}) == 1 else _lines
+    draw(measurements, milliseconds, speeds)
+    for axes in (milliseconds, speeds):
+        axes.grid(alpha=0.3)
+    figure.suptitle(title, fontsize="medium")
+    _save(figure, file)
+
+
+def _columns(measurements: Sequence[Measurement], milliseconds: Any, speeds: Any) -> None:
+    for peer, (row,) in _by_peer(measurements).items():
+        milliseconds.bar(peer, 1e3 * _seconds(row), yerr=_bars([row]), capsize=2)
+        speeds.bar(peer, row.gflops)
+
+
+def _lines(measurements: Sequence[Measurement], milliseconds: Any, speeds: Any) -> None:
     for peer, rows in _by_peer(measurements).items():
         lengths = [row.shape.seqlen_k for row in rows]
         times = [1e3 * _seconds(row) for row in rows]
@@ -54,15 +72,12 @@ def plot_over_seqlen(measurements: Sequence[Measurement], file: str, title: str)
             lengths, times, yerr=_bars(rows), label=peer, marker="o", markersize=4, capsize=2
         )
         speeds.plot(lengths, [row.gflops for row in rows], label=peer, marker="o", markersize=4)
-    milliseconds.set(xscale="log", yscale="log", ylabel="milliseconds, median and quartiles")
-    speeds.set(xscale="log", ylabel="GFLOP/s", ylim=(0, None))
+    milliseconds.set_yscale("log")
+    speeds.set_ylim(0, None)
     for axes in (milliseconds, speeds):
         axes.set_xlabel("sequence length")
         axes.set_xscale("log", base=2)
-        axes.grid(alpha=0.3)
     speeds.legend(fontsize="small")
-    figure.suptitle(title, fontsize="medium")
-    _save(figure, file)
 
 
 def plot_roofline(
