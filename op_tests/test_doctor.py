@@ -4,18 +4,20 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 import torch
+from measured_times import times_in
 
 import jitfmha
 from jitfmha import jit
 from jitfmha.amd import runtime as hip_runtime
 from jitfmha.amd.runtime import HipError
-from jitfmha.cli import doctor, main
+from jitfmha.cli import doctor, gpu_report, main
 from jitfmha.cli.doctor import Finding
 from jitfmha.jit.errors import CompilerNotFound
 from jitfmha.jit.toolchain import device_hip, hip_libraries, host_cpp
@@ -144,6 +146,51 @@ def test_what_is_missing_is_said_once(examine, monkeypatch):
     assert sum("g++: not found" in each["found"] for each in checks) == 1
     failed = [each["check"] for each in checks if each["verdict"] == "failed"]
     assert failed == ["host compiler", "calls"]
+
+
+@pytest.mark.usefixtures("no_runs")
+def test_a_report_of_a_gpu(capfd, monkeypatch, tmp_path):
+    """On the CPU in the place of a GPU."""
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "test_one.py").write_text("def test_one():\n    assert 1 + 1 == 2\n")
+    shapes = [
+        "seqlen=1,seqlen_k=64,heads=2,hdim=32,dtype=fp32",
+        "seqlen=8,heads=2,hdim=32,dtype=fp32",
+    ]
+    small = partial(gpu_report.gathered, shapes=shapes, seconds=0, tests=tmp_path / "gpu")
+    monkeypatch.setattr(gpu_report, "gathered", small)
+    monkeypatch.setattr(doctor, "_first_gpu", lambda: "cpu")
+    file = tmp_path / "report.json"
+    with times_in(tmp_path):
+        assert main(["doctor", "--gpu-report", str(file)]) == 0
+    assert f"wrote {file}" in capfd.readouterr().err
+    report = json.loads(file.read_text())
+    assert report["format"] == 1
+    assert "torch" in {each["check"] for each in report["checks"]}
+    assert report["tests"]["exit_code"] == 0
+    assert "test_one PASSED" in report["tests"]["output"]
+    assert [(x["seqlen_q"], x["seqlen_k"]) for x in report["times"]] == [(1, 64), (8, 8)]
+    assert all(x["measured"][0]["microseconds"] > 0 for x in report["times"])
+
+
+def test_tests_that_take_too_long_are_ended(monkeypatch, tmp_path):
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "test_slow.py").write_text(
+        "import time\n\ndef test_slow():\n    time.sleep(600)\n"
+    )
+    monkeypatch.setattr(gpu_report, "_TEST_SECONDS", 3)
+    told = gpu_report.gathered("cpu", shapes=(), tests=tmp_path / "gpu")
+    assert told["tests"]["exit_code"] is None
+    assert told["tests"]["seconds"] < 300
+    told = gpu_report.gathered("cpu", shapes=(), tests=tmp_path / "none")
+    assert "tests are in a checkout" in told["tests"]["left_out"]
+
+
+def test_without_a_gpu_there_is_no_report(capfd, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "_gpus", list)
+    assert main(["doctor", "--gpu-report", str(tmp_path / "report.json")]) == 2
+    assert "torch sees no GPU here" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cuda_build_without_such_a_gpu(monkeypatch, tmp_path):

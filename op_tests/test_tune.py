@@ -248,7 +248,7 @@ def test_ctrl_c_keeps_what_is_measured_so_far(run, monkeypatch):
         (("--profile", "nothing"), "profile is 'nothing'; use 'inference'"),
         (("--seconds", "-1"), "--seconds must be from 0 to 3600"),
         (("--device", "MI300X"), "nothing can be measured on gfx942 MI300X"),
-        (("--export", "a", "--import", "b"), "not allowed with"),
+        (("--export", "a", "--import", __file__), "not allowed with"),
     ],
 )
 def test_usage_errors(run, argv, said):

@@ -57,6 +57,7 @@ class TunedCall(NamedTuple):
         kind: of it.
         before: what it would have taken: by estimates, or by earlier measurements.
         measured: the seconds of everything that was timed, the quickest first.
+        estimates: the seconds that it was estimated to take; None where nobody estimates.
         failed: what was not, and why.
     """
 
@@ -64,6 +65,7 @@ class TunedCall(NamedTuple):
     lengths: Lengths
     before: Variant
     measured: dict[Variant, float]
+    estimates: dict[Variant, float | None]
     failed: tuple[str, ...]
 
     @property
@@ -150,7 +152,9 @@ def _tuned(
     lengths = problem.seqlen_q, problem.seqlen_k
     launches: dict[Variant, Callable[[], object]] = {}
     failed: list[str] = []
-    for variant, plan in _candidates(plans, lengths).items():
+    candidates = _candidates(plans, lengths)
+    estimates = {variant: plan.seconds(*lengths) for variant, plan in candidates.items()}
+    for variant, plan in candidates.items():
         try:
             plan.bind()
             launch = partial(plan.launch_for(problem.sizes), tensors)
@@ -168,7 +172,7 @@ def _tuned(
     taken = plans[0] if contest is None else contest.best(*lengths)
     # Where lengths choose the kernel, these have chosen it.
     before = taken.variant or Variant(taken.family, taken.kernel, taken.version)
-    return TunedCall(kind, lengths, before, measured, tuple(failed))
+    return TunedCall(kind, lengths, before, measured, estimates, tuple(failed))
 
 
 def _candidates(plans: Sequence[Plan], lengths: Lengths) -> dict[Variant, Plan]:

@@ -6,6 +6,7 @@ Each check imports what it looks at, so that what cannot be imported is a findin
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import shutil
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from .exit_codes import FAILED, OK
+from .exit_codes import FAILED, OK, UsageError
 from .output import byte_size, fields, print_json, progress
 
 if TYPE_CHECKING:
@@ -62,8 +63,11 @@ class Finding:
 
 def run(args: argparse.Namespace) -> int:
     """Run all checks and print what they found."""
+    gpu = None if args.gpu_report is None else _first_gpu()
     findings = [finding for check in _CHECKS for finding in _findings_of(check)]
     worst = max((x.verdict for x in findings), key=get_args(Verdict).index)
+    if gpu is not None:
+        _write_gpu_report(args.gpu_report, findings, gpu)
     if args.json:
         print_json({"verdict": worst, "checks": [asdict(x) for x in findings]})
     else:
@@ -71,6 +75,23 @@ def run(args: argparse.Namespace) -> int:
         names = (f"{x.verdict:<7}  {x.check}" for x in findings)
         print(fields(list(zip(names, texts, strict=True))))
     return FAILED if worst == "failed" else OK
+
+
+def _first_gpu() -> str:
+    gpus = [str(device) for device, _ in _targets_here() if device.type == "cuda"]
+    if not gpus:
+        raise UsageError("--gpu-report: torch sees no GPU here that jitfmha serves")
+    return gpus[0]
+
+
+def _write_gpu_report(path: Path, findings: list[Finding], gpu: str) -> None:
+    """Write what a GPU's user can send to those who have none."""
+    from ..jit.regular_file import write_whole
+    from .gpu_report import gathered
+
+    report = {"format": 1, "checks": [asdict(x) for x in findings], **gathered(gpu)}
+    write_whole(path, json.dumps(report, indent=1, allow_nan=False).encode())
+    progress(f"wrote {path}: please send it with a bug report, or just as it is")
 
 
 def _findings_of(check: Callable[[], Iterator[Finding]]) -> list[Finding]:

@@ -116,7 +116,7 @@ def _add_demo(commands: Any) -> None:
 
 
 def _add_doctor(commands: Any) -> None:
-    _command(
+    parser = _command(
         commands,
         "doctor",
         "check this machine, and name a remedy for what is wrong; for bug reports, too",
@@ -124,6 +124,13 @@ def _add_doctor(commands: Any) -> None:
         "verify a small call on every target that is there: the CPU, what JITFMHA_EMULATE names, "
         "and every GPU. With the versions and the environment that are printed, too, this is what "
         "a bug report needs. The exit code is 1 when a check failed; warnings do not count.",
+    )
+    parser.add_argument(
+        "--gpu-report",
+        type=Path,
+        metavar="FILE.json",
+        help="with an AMD GPU: also run the tests for GPUs, from a checkout for ten minutes at "
+        "most, time calls beside what they are estimated to take, and write all of it to one file",
     )
 
 

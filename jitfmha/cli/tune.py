@@ -80,17 +80,18 @@ def _tune(args: argparse.Namespace) -> int:
             if isinstance(done, TunedCall):
                 tuned.append(done)
     if args.json:
-        print_json([_values(x) for x in tuned])
+        print_json([values_of(x) for x in tuned])
     return OK if any(x.measured for x in tuned) else FAILED
 
 
 def _calls(args: argparse.Namespace, device: str) -> list[Combination]:
     profile = [] if args.profile is None else calls_of_profile(args.profile, device)
     texts = args.shapes or (() if profile else _SHAPES)
-    return [*map(_combination, (shape for text in texts for shape in shapes_of(text))), *profile]
+    return [*map(combination_of, (shape for text in texts for shape in shapes_of(text))), *profile]
 
 
-def _combination(shape: Shape) -> Combination:
+def combination_of(shape: Shape) -> Combination:
+    """What a shape asks for."""
     return Combination(
         dtype=shape.dtype,
         kv_dtype=shape.dtype,
@@ -122,15 +123,24 @@ def _named(variant: Variant) -> str:
     return f"{variant.kernel}{splits}{threads}"
 
 
-def _values(x: TunedCall) -> dict[str, Any]:
+def values_of(x: TunedCall) -> dict[str, Any]:
+    """What was measured, as JSON has it."""
     return {
         "call": x.kind,
         "seqlen_q": x.lengths[0],
         "seqlen_k": x.lengths[1],
         "before": x.before._asdict(),
         "measured": [
-            {**variant._asdict(), "microseconds": seconds * 1e6}
+            {
+                **variant._asdict(),
+                "microseconds": seconds * 1e6,
+                "estimated_microseconds": _microseconds(x.estimates[variant]),
+            }
             for variant, seconds in x.measured.items()
         ],
         "failed": list(x.failed),
     }
+
+
+def _microseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e6
