@@ -60,7 +60,11 @@ def _let_our_name_pass() -> None:
         model: PreTrainedModel, attn_implementation: str | None, *others: object, **named: object
     ) -> str:
         if attn_implementation != NAME:
-            name: str = check(model, attn_implementation, *others, **named)
+            try:
+                name: str = check(model, attn_implementation, *others, **named)
+            except ValueError as error:
+                # It lists the names that Transformers has by itself.
+                raise ValueError(f"{error} There is {NAME!r}, too, which jitfmha added.") from error
             return name
         if not _asks_for_attention(type(model)):
             raise NotImplementedError(
