@@ -1,7 +1,9 @@
-"""Builds what is released, and checks it: python .ci/release.py FOLDER
+"""Builds what is released, and checks it.
 
-A wheel and an sdist, from a tree without changes, built twice: the same bytes both times, for
-anybody who has the commit. The changelog has to have the version, with the day of its release. Needs
+    python .ci/release.py FOLDER
+
+makes a wheel and an sdist of a tree without changes, twice: the same bytes both times, for anybody
+who has the commit. The changelog has to have the version, with the day of its release. Needs
 `pip install '.[test]'`; uploads nothing.
 """
 

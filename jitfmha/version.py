@@ -1,3 +1,3 @@
 """The version of the package, which the build reads too."""
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"

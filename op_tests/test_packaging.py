@@ -3,7 +3,7 @@
 import tarfile
 import zipfile
 from pathlib import Path
-from subprocess import CompletedProcess
+from subprocess import CompletedProcess, check_call
 
 import pytest
 from subprocesses import ROOT, run_python
@@ -72,6 +72,32 @@ def test_wheel_contents(wheel):
     assert {"jitfmha/py.typed", "jitfmha/csrc_templates/cpu/fmha_fwd.cpp.in"} <= names
     assert "Requires-Python: >=3.10" in fields
     assert "Requires-Dist: torch>=2.10" in fields
+
+
+def test_a_release(tmp_path, request):
+    """Of a clone whose changelog says so."""
+    if not request.config.getoption("--exhaustive"):
+        pytest.skip("builds everything twice; --exhaustive does it")
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no clone")
+    clone, out = tmp_path / "clone", tmp_path / "out"
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
+    check_call([*git, "clone", "-q", str(ROOT), str(clone)])
+    release = str(clone / ".ci" / "release.py")
+    version = jitfmha.__version__
+    said = run(release, str(out), cwd=tmp_path, code=1).stderr
+    assert f"no section '## [{version}] - YEAR-MONTH-DAY'" in said
+    changes = clone / "CHANGELOG.md"
+    text = changes.read_text().replace(
+        f"[{version}], not released yet", f"[{version}] - 2026-01-31"
+    )
+    changes.write_text(text)
+    assert "not committed" in run(release, str(out), cwd=tmp_path, code=1).stderr
+    check_call([*git, "commit", "-qam", "released"], cwd=clone)
+    names = {
+        line.split()[1] for line in run(release, str(out), cwd=tmp_path).stdout.splitlines()[-2:]
+    }
+    assert names == {f"jitfmha-{version}-py3-none-any.whl", f"jitfmha-{version}.tar.gz"}
 
 
 def test_what_an_index_would_show(distributions):
