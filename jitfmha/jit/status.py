@@ -1,4 +1,7 @@
-"""What the user sees while something takes long: one line on stderr, nothing before a second."""
+"""What the user sees while something takes long: one line on stderr, nothing before a second.
+
+The line grows every ten seconds, so that also a notebook or a log shows that it goes on.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 PATIENCE_SECONDS = 1.0
+STEP_SECONDS = 10.0
 
 _VARIABLE = "JITFMHA_VERBOSE"
 # With "jitfmha: building ... interrupted, 99.9 s" around it, 79 columns.
@@ -120,23 +124,38 @@ class _BuildLine:
         self._started = time.monotonic()
         self._is_shown = False
         self._is_finished = False
-        self._timer = threading.Timer(PATIENCE_SECONDS, self._show)
+        self._wait(PATIENCE_SECONDS)
+
+    def finish(self, end: str) -> None:
+        with _lock:
+            self._is_finished = True
+            self._timer.cancel()
+            if self._is_shown:
+                self._go_on(f"{end}{self._seconds:.1f} s\n")
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def _wait(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._show)
         self._timer.daemon = True
         # An interpreter that is shutting down starts no more threads.
         with suppress(RuntimeError):
             self._timer.start()
 
-    def finish(self, end: str) -> None:
-        self._timer.cancel()
-        seconds = time.monotonic() - self._started
-        with _lock:
-            self._is_finished = True
-            if self._is_shown:
-                begun = "" if _unfinished is self else self._text
-                _write(f"{begun} {end}{seconds:.1f} s\n", self)
-
     def _show(self) -> None:
         with _lock:
-            if not self._is_finished:
+            if self._is_finished:
+                return
+            if self._is_shown and not self._stands_alone:
+                self._go_on(f"{self._seconds:.0f} s ...")
+            elif not self._is_shown:
                 self._is_shown = True
                 _write(f"{self._text}\n" if self._stands_alone else self._text, self)
+            self._wait(STEP_SECONDS)
+
+    def _go_on(self, text: str) -> None:
+        """Add to the line, which is written anew where others have written since."""
+        begun = "" if _unfinished is self else self._text
+        _write(f"{begun} {text}", self)
