@@ -19,7 +19,7 @@ from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 # So that a test fails, rather than hangs, where nothing stops a kernel: some ten seconds.
 _BUDGET = 300_000_000
-_SOON = 3.0
+_SOON = 30.0
 _SOURCE = """
 extern "C" __global__ void endless(unsigned odd_ones_only) {
   if (odd_ones_only && __builtin_amdgcn_workgroup_id_x() % 2 == 0) return;
