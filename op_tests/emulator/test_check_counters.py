@@ -36,6 +36,15 @@ _FAULTS = {
         "uses v3", _TWO_LOADS, "vmcnt(0)", "vmcnt(1)", "v_mov_b32 v4, v3"
     ),
     "stores_count": _fault("uses v2", _TWO_LOADS + _STORE, "vmcnt(2)", "vmcnt(3)", _USE_V2),
+    # vmcnt holds no more than 63: behind so many the first has returned.
+    "vmcnt_is_full": Fault(
+        "wait-count",
+        "uses v2",
+        *(
+            Body("\n".join([_ADDRESS + _LOAD_V2, *[_STORE] * behind, _USE_V2]))
+            for behind in (63, 62)
+        ),
+    ),
     "invalidation_does_not_count": _fault(
         "uses v2", f"{_TWO_LOADS}buffer_inv sc1", "vmcnt(1)", "vmcnt(2)", _USE_V2
     ),

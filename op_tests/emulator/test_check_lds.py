@@ -51,6 +51,27 @@ def test_races(check_emulator, arch):
         # Nobody set the word before; the two additions are no race.
         "atomics": ("v_mov_b32 v1, 0\nds_add_u32 v1, v0", [_UNWRITTEN]),
     }
+    # Both waves write what the thread's place in its wave says, and may read their own.
+    equal = "v_and_b32 v2, 63, v0\nv_lshlrev_b32 v1, 2, v2\nds_write_b32 v1, v2\n{}"
+    read = "s_waitcnt lgkmcnt(0)\nds_read_b32 v3, v1"
+    others |= {
+        "equal": (equal.format(f"{_BARRIER}\n{read}"), []),
+        "equal_of_its_own": (equal.format(read), []),
+        "equal_again": (equal.format(f"{_BARRIER}\n{read}\n{_BARRIER}\nds_write_b32 v1, v2"), []),
+        "equal_halves": (
+            "v_and_b32 v2, 63, v0\nv_lshlrev_b32 v1, 1, v2\nds_write_b16 v1, v2",
+            [],
+        ),
+        # The second wave adds 1 to one of the words.
+        "one_is_different": (
+            equal.format("").replace(
+                "ds_write",
+                "v_lshrrev_b32 v3, 6, v0\nv_cmp_eq_u32 vcc, 5, v2\n"
+                "v_cndmask_b32 v3, 0, v3, vcc\nv_add_u32 v2, v2, v3\nds_write",
+            ),
+            [("lds-race", "writes LDS at 0x14, which wave 0 wrote")],
+        ),
+    }
     cases = {
         name: (_waves(_EXCHANGE.format(before=before, after=after)), found)
         for name, (before, after, found) in exchanges.items()

@@ -1,5 +1,5 @@
 // The sanitizer: definitions of the hooks for -DJITFMHA_EMULATOR_CHECK=1. See hooks.h and check.h.
-// Those of registers, of LDS and of s_waitcnt are in the files of their checks.
+// Those of registers and memory, of LDS and of s_waitcnt are in the files of their checks.
 #include "checks/check.h"
 
 #include <algorithm>
@@ -83,8 +83,9 @@ void before_instruction(Wave& wave, const Instruction& inst) {
 }
 
 void after_instruction(Wave& wave, const Instruction& inst) {
-  if (__builtin_expect(wave.observation->registers.has_undefined_result, 0))
-    finish_registers(wave, inst);
+  if (__builtin_expect(!wave.observation->is_unfinished, 1)) return;
+  settle_contested_stores(wave);
+  finish_registers(wave, inst);
 }
 
 void instruction_skipped(Wave& wave, const Instruction& inst) {
@@ -95,14 +96,6 @@ void instruction_skipped(Wave& wave, const Instruction& inst) {
 }
 
 // ---- Memory -------------------------------------------------------------------------------------
-
-// The first address of each lane: the dwords of a load into LDS come in order.
-void global_access(Wave& wave, const Instruction&, int lane, u64 address, u32, Access) {
-  WaveObservation& observation = *wave.observation;
-  if (lane >= 0 && observation.current->loads_to_lds && !observation.loaded_from[lane])
-    observation.loaded_from[lane] = address;
-}
-void scratch_access(Wave&, const Instruction&, int, u64, u32, Access) {}
 
 // What is read there is zero, what is written is lost.
 u8* instead_of_memory(Wave& wave, const Instruction& inst, bool is_scratch, const Fault& fault) {

@@ -1,7 +1,7 @@
 // The sanitizer's state. It watches waves through the hooks and reports; it never changes what a
 // kernel computes. check.cpp wires the hooks to one file for each kind of fault:
 //
-//   registers.cpp    registers that nobody wrote
+//   registers.cpp    registers that nobody wrote, and what comes of them
 //   counters.cpp     results used before the s_waitcnt that covers them
 //   wait_states.cpp  wait states that software must insert (the table: wait_states.inc)
 //   paths.cpp        the same over all paths of a code object, which does not run
@@ -9,6 +9,7 @@
 //   findings.cpp     the findings themselves, and their export
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <mutex>
@@ -89,6 +90,25 @@ struct RegisterRanges {
   const RegisterRange* end() const { return ranges + count; }
 };
 
+// What becomes of undefined registers that an instruction reads; see registers.cpp.
+enum class Flow : u8 {
+  used,       // it matters what they hold: addresses, branches, matrix products
+  stored,     // they go to memory
+  gathered,   // lanes of them go to other lanes
+  exchanged,  // two registers change places
+  lanes,      // a lane of the result comes from the same lane of each source
+  halves,     // the same of each half of a pair
+  upwards,    // the same of each half, and of the upper half also from the lower one
+  chosen,     // each lane of the result comes from one of two sources
+  read_lane,
+  written_lane,
+  scalar,     // the result is undefined
+  bits,       // bit by bit
+  exec_bits,  // the same, and EXEC is the other source and gets the result
+  choice,     // one of two sources, as SCC says
+};
+Flow flow_of(const Instruction&);
+
 // s_getreg and s_setreg.
 enum class HardwareRegisterUse : u8 { none, read, written };
 
@@ -112,10 +132,8 @@ struct InstructionTraits {
   bool is_vector = false;
   bool is_f64_fma = false, is_f64_matrix = false, is_dot = false;
 
-  bool reads_one_lane = false;                                      // v_readlane, v_readfirstlane
-  bool moves_one_lane = false;                                      // v_readlane, v_writelane
-  bool moves_accumulation = false;                                  // v_accvgpr_*
-  bool halves_are_independent = false, high_half_flows_up = false;  // registers.cpp
+  bool reads_scc = false, writes_scc = false;
+  Flow flow = Flow::used;
 };
 
 InstructionTraits traits_of(const Instruction&, Arch);
@@ -173,17 +191,63 @@ struct CounterState {
   };
   Operation operations[kRegisters];  // by the register
 
+  // All but the last `outstanding` operations of the order are complete.
+  void complete(Order, u32 outstanding);
   bool is_complete(Order order, u32 serial) const {
     return serial <= completed[static_cast<u32>(order)];
   }
 };
 
+// What is defined: lanes of vector registers, bits of scalar ones. A register that nobody wrote is
+// not, nor is what was computed from one.
 struct RegisterState {
-  u64 written[kVgprs] = {};  // lanes
-  u64 written_scalars[2] = {};
-  // Lanes of the destination's registers that stay unwritten, because their source is.
-  u64 undefined_result[2] = {};
-  bool has_undefined_result = false;
+  static constexpr u32 kScalars = kRegisters - kFirstScalar, kMostResults = 32, kMostData = 8;
+
+  u64 written[kVgprs] = {};
+  u64 written_scalars[2] = {};   // a bit for each register
+  u32 undefined_bits[kScalars];  // of those that are not in written_scalars
+  bool undefined_scc = false;
+  // Which instruction made a register undefined: its dword and one; 0: nobody wrote the register.
+  u32 origin[kRegisters] = {};
+  std::vector<u64> undefined_scratch;  // lanes, for each dword; empty: none
+
+  // Of the instruction that runs, where it reads or may leave something undefined.
+  struct OfInstruction {
+    u32 origin = 0;
+    u64 lanes[kMostResults] = {};  // of the destination's registers
+    u64 other_lanes = 0;           // of the other register of an exchange
+    u32 bits[2] = {};              // of a scalar destination
+    u64 mask = 0;                  // of a lane mask
+    bool scc = false;
+    u64 data[kMostData] = {};  // lanes of the registers that go to memory or to other lanes
+    u8 moved[64] = {};         // bytes that each lane has moved to or from memory
+  } now;
+
+  RegisterState() { std::fill(std::begin(undefined_bits), std::end(undefined_bits), ~0u); }
+};
+
+// A lane's access of LDS.
+struct LdsAccess {
+  Wave& wave;
+  const Instruction& inst;
+  int lane;
+  Access kind;
+  Order order;
+  u32 serial, at;  // at: dword of the code
+  u64 begin;       // its first byte in LDS
+  bool is_write() const { return kind != Access::load; }
+  bool loads_to_lds() const;
+  // Where a load into LDS has the word at `offset` from; 0 where it is none.
+  u64 source(u32 offset) const;
+};
+
+// A store to bytes of LDS that another wave stores to as well. It does no harm if it leaves them as
+// they were, which is known when it is done.
+struct ContestedStore {
+  LdsAccess access;
+  u32 offset;
+  u8 bytes;    // of the word, a bit each
+  u32 before;  // the word
 };
 
 struct WaveObservation {
@@ -191,7 +255,9 @@ struct WaveObservation {
   CounterState counters;
   RegisterState registers;
   const InstructionTraits* current = nullptr;
-  u32 barriers = 0;             // that it arrived at
+  bool is_unfinished = false;                    // something is left to do behind `current`
+  std::vector<ContestedStore> contested_stores;  // of `current`
+  u32 barriers = 0;                              // that it arrived at
   u64 loaded_from[64] = {};     // by the load into LDS that runs, for each lane; 0: nowhere
   alignas(64) u8 stand_in[64];  // where accesses go that cannot be executed
 };
@@ -206,9 +272,9 @@ struct LdsWord {
   u8 written_bytes = 0;  // by the writer; a bit each
   u8 initialized_bytes : 4;
   u8 written_atomically : 1;
-  u8 loaded_by_several : 1;  // waves, the same bytes: see WorkgroupObservation::loads_of_word
-  u64 loaded_from = 0;       // by a load into LDS; 0 where it loaded nothing
-  LdsWord() : initialized_bytes(0), written_atomically(0), loaded_by_several(0) {}
+  u8 written_by_several : 1;  // waves, the same bytes: see WorkgroupObservation::writes_of_word
+  u64 loaded_from = 0;        // by a load into LDS; 0 where it loaded nothing
+  LdsWord() : initialized_bytes(0), written_atomically(0), written_by_several(0) {}
 };
 
 constexpr u32 kMostWaves = 16;  // of a workgroup
@@ -216,8 +282,9 @@ constexpr u32 kMostWaves = 16;  // of a workgroup
 struct WorkgroupObservation {
   std::vector<Wave*> waves;
   std::vector<LdsWord> lds;
-  // Of words that several waves loaded from the same place: each wave's load, 0 where it has none.
-  std::map<u32, std::array<u32, kMostWaves>> loads_of_word;
+  std::vector<u8> undefined_lds;  // bytes of each word, a bit each; empty: none
+  // Of words to which several waves wrote the same: each wave's operation, 0 where it has none.
+  std::map<u32, std::array<u32, kMostWaves>> writes_of_word;
   // For each wave: operations that had completed when it arrived at the last barrier. What it did
   // before them is ordered before everything that other waves do after the barrier.
   std::vector<std::array<u32, kOrders>> published;
@@ -228,9 +295,12 @@ struct WorkgroupObservation {
 
 void begin_registers(Wave&);
 void finish_registers(Wave&, const Instruction&);
+// An access of LDS or of private memory: what is undefined goes to memory or comes from there.
+void move_undefined_lds(Wave&, int lane, u32 offset, u32 bytes, Access);
 
 void check_counters(Wave&, const Instruction&, const InstructionTraits&);
 
+void settle_contested_stores(Wave&);
 void publish_lds(Workgroup&);
 
 void export_findings(const Dispatch&, const Findings&);

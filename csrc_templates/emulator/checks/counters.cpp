@@ -6,6 +6,8 @@
 //   lgkmcnt   LDS in the order of issue among themselves; scalar memory and messages in any order
 //   both      FLAT: in any order, so that only zero covers it ("Important Timing Consideration")
 //
+// vmcnt holds no more than 63: behind so many, an operation is issued when the first is complete.
+//
 // An operation of an in-order kind is complete when the counter was seen at or below the number of
 // operations of its own kind that were issued after it: operations of other kinds only make the
 // counter larger.
@@ -16,7 +18,7 @@
 namespace emulator {
 namespace {
 
-constexpr u32 kVmcntLimit = 63, kLgkmcntLimit = 15;  // these do not wait at all
+constexpr u32 kVmcntLimit = 63, kLgkmcntLimit = 15;  // waits for so many do not wait at all
 
 const char* counter_name(Order order) {
   switch (order) {
@@ -53,6 +55,12 @@ int find_pending(CounterState& state, const RegisterRange& range, Order writes_i
 
 }  // namespace
 
+void CounterState::complete(Order order, u32 outstanding) {
+  const u32 all = issued[static_cast<u32>(order)];
+  u32& done = completed[static_cast<u32>(order)];
+  if (all > outstanding) done = std::max(done, all - outstanding);
+}
+
 void check_counters(Wave& wave, const Instruction& inst, const InstructionTraits& traits) {
   CounterState& state = wave.observation->counters;
   const auto check = [&](const RegisterRange& range, bool is_write) {
@@ -72,6 +80,7 @@ void check_counters(Wave& wave, const Instruction& inst, const InstructionTraits
   u32 serial = 0;
   if (traits.order != Order::none) {
     serial = ++state.issued[static_cast<u32>(traits.order)];
+    if (traits.order == Order::vector_memory) state.complete(Order::vector_memory, kVmcntLimit);
     if (!traits.has_result) return;
   }
   for (const RegisterRange& range : traits.writes) {
@@ -90,14 +99,9 @@ void check_counters(Wave& wave, const Instruction& inst, const InstructionTraits
 
 void hooks::waitcnt(Wave& wave, u32 vmcnt, u32 lgkmcnt, u32) {
   CounterState& state = wave.observation->counters;
-  const auto mark_completed = [&](Order order, u32 outstanding) {
-    const u32 issued = state.issued[static_cast<u32>(order)];
-    u32& completed = state.completed[static_cast<u32>(order)];
-    if (issued > outstanding) completed = std::max(completed, issued - outstanding);
-  };
-  if (vmcnt < kVmcntLimit) mark_completed(Order::vector_memory, vmcnt);
-  if (lgkmcnt < kLgkmcntLimit) mark_completed(Order::lds, lgkmcnt);
-  if (lgkmcnt == 0) mark_completed(Order::scalar, 0);
+  if (vmcnt < kVmcntLimit) state.complete(Order::vector_memory, vmcnt);
+  if (lgkmcnt < kLgkmcntLimit) state.complete(Order::lds, lgkmcnt);
+  if (lgkmcnt == 0) state.complete(Order::scalar, 0);
   const u32 flat = state.issued[static_cast<u32>(Order::flat)];
   if (vmcnt == 0) state.flat_vmcnt_done = flat;
   if (lgkmcnt == 0) state.flat_lgkmcnt_done = flat;

@@ -4,31 +4,25 @@
 // An operation is ordered before what other waves do after a barrier if an s_waitcnt had covered it
 // when its wave arrived there: s_barrier itself waits for nothing.
 #include <algorithm>
+#include <cstring>
 
 #include "checks/check.h"
 
+// What runs for each word of each lane's access.
+#define EMULATOR_FOR_EACH_WORD inline __attribute__((always_inline))
+
 namespace emulator {
+
+bool LdsAccess::loads_to_lds() const { return wave.observation->current->loads_to_lds; }
+
+u64 LdsAccess::source(u32 offset) const {
+  const u64 from = loads_to_lds() ? wave.observation->loaded_from[lane] : 0;
+  return from ? from + (offset - begin) : 0;
+}
+
 namespace {
 
-// The access that is checked.
-struct LdsAccess {
-  Wave& wave;
-  const Instruction& inst;
-  int lane;
-  Access kind;
-  Order order;
-  u32 serial, at;  // at: dword of the code
-  u64 begin;       // its first byte in LDS
-  bool is_write() const { return kind != Access::load; }
-  bool loads_to_lds() const { return wave.observation->current->loads_to_lds; }
-  // Where a load into LDS has the word at `offset` from.
-  u64 source(u32 offset) const {
-    const u64 from = loads_to_lds() ? wave.observation->loaded_from[lane] : 0;
-    return from ? from + (offset - begin) : 0;
-  }
-};
-
-using LoadsOfWord = std::array<u32, kMostWaves>;
+using WritesOfWord = std::array<u32, kMostWaves>;
 
 // Two waves may load the same bytes to one word: it does not matter which load comes first.
 bool loads_the_same(const LdsAccess& access, const LdsWord& word, u32 offset) {
@@ -38,15 +32,16 @@ bool loads_the_same(const LdsAccess& access, const LdsWord& word, u32 offset) {
          instructions[word.written_at].to_lds && word.loaded_from == access.source(offset);
 }
 
-// The loads of the word, if one of them has been published to all waves or is the reader's own.
-const LoadsOfWord* loads_that_are_known(const LdsAccess& access, const LdsWord& word, u32 offset) {
-  if (!word.loaded_by_several || access.is_write()) return nullptr;
+// The writes of the word, if one of them has been published to all waves or is the reader's own.
+const WritesOfWord* writes_that_are_known(const LdsAccess& access, const LdsWord& word,
+                                          u32 offset) {
+  if (!word.written_by_several || access.is_write()) return nullptr;
   const WorkgroupObservation& workgroup = *access.wave.workgroup->observation;
-  const LoadsOfWord& loads = workgroup.loads_of_word.at(offset / 4);
-  if (loads[access.wave.index]) return &loads;
+  const WritesOfWord& writes = workgroup.writes_of_word.at(offset / 4);
+  if (writes[access.wave.index]) return &writes;
   for (u32 wave = 0; wave < workgroup.published.size(); ++wave) {
-    const u32 published = workgroup.published[wave][static_cast<u32>(Order::vector_memory)];
-    if (loads[wave] && loads[wave] <= published) return &loads;
+    const u32 published = workgroup.published[wave][static_cast<u32>(word.written_order)];
+    if (writes[wave] && writes[wave] <= published) return &writes;
   }
   return nullptr;
 }
@@ -67,13 +62,57 @@ const char* reason(const Workgroup& workgroup, u8 wave, Order order, u32 serial)
              : "without a barrier between that comes after the s_waitcnt for it";
 }
 
-void check_against_writer(const LdsAccess& access, const LdsWord& word, u32 offset) {
+u32 content_of(const Workgroup& workgroup, u32 offset) {
+  u32 word = 0;
+  const u32 begin = offset & ~3u;
+  std::memcpy(&word, workgroup.lds + begin, std::min(4u, workgroup.lds_bytes - begin));
+  return word;
+}
+
+// Whether a plain store meets no other waves but those that have stored to the same bytes.
+__attribute__((noinline)) bool is_contested(const LdsAccess& access, const LdsWord& word,
+                                            u32 offset, u8 bytes) {
+  if (access.kind != Access::store || access.loads_to_lds() || word.written_atomically ||
+      word.loaded_from || (bytes & ~word.written_bytes))
+    return false;
+  const WorkgroupObservation& workgroup = *access.wave.workgroup->observation;
+  for (u32 slot = 0; slot < 2; ++slot) {
+    const u8 reader = word.reader[slot];
+    const bool has_stored = reader == access.wave.index || reader == word.writer ||
+                            (word.written_by_several && reader != LdsWord::kNobody &&
+                             workgroup.writes_of_word.at(offset / 4)[reader]);
+    if (reader != LdsWord::kNobody && !has_stored &&
+        !is_ordered(workgroup, reader, word.read_order[slot], word.read_serial[slot]))
+      return false;
+  }
+  return true;
+}
+
+void report_race_with_writer(const LdsAccess& access, const LdsWord& word, u32 offset) {
   const Workgroup& workgroup = *access.wave.workgroup;
-  const LoadsOfWord* const loads = loads_that_are_known(access, word, offset);
-  const u32 own_load = loads ? (*loads)[access.wave.index] : 0;
-  if (loads && !own_load) return;
-  const bool is_own = own_load || word.writer == access.wave.index;
-  const u32 own_serial = own_load ? own_load : word.written_serial;
+  report(access.wave, access.inst, FindingKind::lds_race, access.lane, [&] {
+    return formatted("%s LDS at 0x%x, which wave %u wrote by %s, %s", verb(access.kind), offset,
+                     word.writer, instruction_at(access.wave, word.written_at).c_str(),
+                     reason(workgroup, word.writer, word.written_order, word.written_serial));
+  });
+}
+
+__attribute__((noinline)) bool put_off(const LdsAccess& access, u32 offset, u8 bytes) {
+  WaveObservation& observation = *access.wave.observation;
+  const u32 before = content_of(*access.wave.workgroup, offset);
+  observation.contested_stores.push_back({access, offset, bytes, before});
+  observation.is_unfinished = true;
+  return false;
+}
+
+// False where only the access can tell whether there is a race: it is put off.
+bool check_against_writer(const LdsAccess& access, const LdsWord& word, u32 offset, u8 bytes) {
+  const Workgroup& workgroup = *access.wave.workgroup;
+  const WritesOfWord* const writes = writes_that_are_known(access, word, offset);
+  const u32 own_write = writes ? (*writes)[access.wave.index] : 0;
+  if (writes && !own_write) return true;
+  const bool is_own = own_write || word.writer == access.wave.index;
+  const u32 own_serial = own_write ? own_write : word.written_serial;
   const bool both_atomic = word.written_atomically && access.kind == Access::atomic;
   if (is_own && word.written_order == Order::vector_memory && access.order != word.written_order &&
       !access.wave.observation->counters.is_complete(word.written_order, own_serial)) {
@@ -85,15 +124,14 @@ void check_against_writer(const LdsAccess& access, const LdsWord& word, u32 offs
   }
   if (!is_own && !both_atomic &&
       !is_ordered(*workgroup.observation, word.writer, word.written_order, word.written_serial)) {
-    report(access.wave, access.inst, FindingKind::lds_race, access.lane, [&] {
-      return formatted("%s LDS at 0x%x, which wave %u wrote by %s, %s", verb(access.kind), offset,
-                       word.writer, instruction_at(access.wave, word.written_at).c_str(),
-                       reason(workgroup, word.writer, word.written_order, word.written_serial));
-    });
+    if (is_contested(access, word, offset, bytes)) return put_off(access, offset, bytes);
+    report_race_with_writer(access, word, offset);
   }
+  return true;
 }
 
-void check_against_readers(const LdsAccess& access, const LdsWord& word, u32 offset) {
+EMULATOR_FOR_EACH_WORD void check_against_readers(const LdsAccess& access, const LdsWord& word,
+                                                  u32 offset) {
   const Workgroup& workgroup = *access.wave.workgroup;
   for (u32 slot = 0; slot < 2; ++slot) {
     const u8 reader = word.reader[slot];
@@ -123,19 +161,20 @@ void note_reader(const LdsAccess& access, LdsWord& word) {
   word.read_order[slot] = access.order;
 }
 
-// The word has the bytes already that the wave loads.
-void note_same_load(const LdsAccess& access, LdsWord& word, u32 offset) {
-  LoadsOfWord& loads = access.wave.workgroup->observation->loads_of_word[offset / 4];
-  if (!word.loaded_by_several) loads = {};
-  word.loaded_by_several = true;
-  loads[word.writer] = word.written_serial;
-  loads[access.wave.index] = access.serial;
+// The word has the bytes already that the wave writes.
+void note_same_write(const LdsAccess& access, LdsWord& word, u32 offset) {
+  WritesOfWord& writes = access.wave.workgroup->observation->writes_of_word[offset / 4];
+  if (!word.written_by_several) writes = {};
+  word.written_by_several = true;
+  writes[word.writer] = word.written_serial;
+  writes[access.wave.index] = access.serial;
   word.writer = access.wave.index;
   word.written_serial = access.serial;
   word.written_at = access.at;
 }
 
-void note_writer(const LdsAccess& access, LdsWord& word, u32 offset, u8 bytes) {
+EMULATOR_FOR_EACH_WORD void note_writer(const LdsAccess& access, LdsWord& word, u32 offset,
+                                        u8 bytes) {
   const bool same_operation = word.writer == access.wave.index &&
                               word.written_order == access.order &&
                               word.written_serial == access.serial;
@@ -146,7 +185,7 @@ void note_writer(const LdsAccess& access, LdsWord& word, u32 offset, u8 bytes) {
   word.written_order = access.order;
   word.written_at = access.at;
   word.written_atomically = access.kind == Access::atomic;
-  word.loaded_by_several = false;
+  word.written_by_several = false;
   word.loaded_from = access.source(offset);
   word.initialized_bytes |= bytes;
 }
@@ -156,10 +195,10 @@ inline void check_word(const LdsAccess& access, LdsWord& word, u32 offset, u8 by
     report(access.wave, access.inst, FindingKind::uninitialized, access.lane,
            [&] { return formatted("reads LDS at 0x%x, which nobody wrote", offset); });
   if (word.writer != access.wave.index && loads_the_same(access, word, offset)) {
-    note_same_load(access, word, offset);
+    note_same_write(access, word, offset);
     return;
   }
-  if (word.written_bytes & bytes) check_against_writer(access, word, offset);
+  if (word.written_bytes & bytes && !check_against_writer(access, word, offset, bytes)) return;
   if (access.is_write()) {
     if (word.reader[0] != LdsWord::kNobody) check_against_readers(access, word, offset);
     note_writer(access, word, offset, bytes);
@@ -192,6 +231,29 @@ void hooks::lds_access(Wave& wave, const Instruction& inst, int lane, u64 offset
     check_word(access, words[word_begin / 4], at, mask);
     at = stop;
   }
+  if (__builtin_expect(wave.observation->is_unfinished, 0) ||
+      __builtin_expect(!wave.workgroup->observation->undefined_lds.empty(), 0))
+    move_undefined_lds(wave, lane, static_cast<u32>(offset), bytes, kind);
+}
+
+// Waves may store the same bytes to one place.
+void settle_contested_stores(Wave& wave) {
+  for (const ContestedStore& each : wave.observation->contested_stores) {
+    LdsWord& word = wave.workgroup->observation->lds[each.offset / 4];
+    const u32 changed = each.before ^ content_of(*wave.workgroup, each.offset);
+    bool is_same = true;
+    for (u32 byte = 0; byte < 4; ++byte)
+      is_same &= !(each.bytes >> byte & 1) || !(changed >> (8 * byte) & 0xff);
+    if (!is_same) {
+      if (word.writer != wave.index) report_race_with_writer(each.access, word, each.offset);
+      check_against_readers(each.access, word, each.offset);
+      note_writer(each.access, word, each.offset, each.bytes);
+    }
+    // Who has written a part of what another wave did adds nothing to it.
+    else if (word.writer != wave.index && word.written_bytes == each.bytes)
+      note_same_write(each.access, word, each.offset);
+  }
+  wave.observation->contested_stores.clear();
 }
 
 void publish_lds(Workgroup& workgroup) {

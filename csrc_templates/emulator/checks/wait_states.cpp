@@ -141,6 +141,11 @@ class TraitsBuilder {
       default: describe_scalar(); break;
     }
     traits_.is_vector = is_vector(definition_);
+    traits_.flow = flow_of(inst_);
+    traits_.writes_scc = is_scalar_alu() && definition_.signature.writes_scc;
+    traits_.reads_scc = begins_with(name_, "s_cbranch_scc");
+    for (const Parameter& each : definition_.signature.sources)
+      traits_.reads_scc |= each.role == Role::scc;
     traits_.threatened = threatened_by(traits_.produces);
     return traits_;
   }
@@ -176,15 +181,6 @@ class TraitsBuilder {
     const bool is_permlane = begins_with(name_, "v_permlane");
     const bool is_div_fmas = begins_with(name_, "v_div_fmas");
     traits_.is_dot = begins_with(name_, "v_dot");
-    traits_.reads_one_lane = is_lane_read;
-    traits_.moves_one_lane = is_lane_write || begins_with(name_, "v_readlane");
-    traits_.moves_accumulation = begins_with(name_, "v_accvgpr_");
-    traits_.halves_are_independent =
-        begins_with(name_, "v_mov_b64") ||
-        (begins_with(name_, "v_pk_") && (ends_with(name_, "_f32") || ends_with(name_, "_b32")));
-    traits_.high_half_flows_up =
-        begins_with(name_, "v_mad_u64") || begins_with(name_, "v_mad_i64") ||
-        begins_with(name_, "v_lshl_add_u64") || begins_with(name_, "v_lshlrev_b64");
     traits_.is_f64_fma = begins_with(name_, "v_fma_f64") || begins_with(name_, "v_fmac_f64");
 
     UseSet source = one(use::valu_reads);
@@ -225,6 +221,9 @@ class TraitsBuilder {
     if (writes_part()) traits_.produces |= one(valu_writes_part);
   }
 
+  bool is_scalar_alu() const {
+    return definition_.format >= Format::SOP1 && definition_.format <= Format::SOPC;
+  }
   bool name_is(const char* name) const { return std::strcmp(name_, name) == 0; }
 
   // Of s_setreg: the register's number, the field's position and its width less one.

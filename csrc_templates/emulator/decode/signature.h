@@ -156,16 +156,23 @@ template <class T> constexpr bool kSaturates<Saturating<T>> = true;
 template <class T> constexpr bool kSaturates<WithCarry<T>> = kSaturates<T>;
 template <class T> constexpr bool kSaturates<KeepHigh<T>> = kSaturates<T>;
 
+// Of scalar tables; of vector ones, bool is a lane mask.
+template <class R> constexpr bool kWritesScc = false;
+template <> inline constexpr bool kWritesScc<bool> = true;
+template <> inline constexpr bool kWritesScc<WithExec> = true;
+template <class T> constexpr bool kWritesScc<WithScc<T>> = true;
+
 struct Signature {
   Parameter result;
   Parameter sources[kMaxSources];
-  bool saturates = false;  // clamp works on the integer result
+  bool saturates = false;   // clamp works on the integer result
+  bool writes_scc = false;  // of scalar tables
 };
 
 template <class R, class... A>
 constexpr Signature signature_of(R (*)(A...)) {
   static_assert(sizeof...(A) <= kMaxSources, "more sources than an encoding has");
-  return {result_of<R>, {parameter_of<A>...}, kSaturates<R>};
+  return {result_of<R>, {parameter_of<A>...}, kSaturates<R>, kWritesScc<R>};
 }
 
 // 32-bit registers that a value of this type takes.

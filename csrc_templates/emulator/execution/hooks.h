@@ -55,6 +55,8 @@ EMULATOR_HOOK(void instruction_skipped(Wave&, const Instruction&))
 // Registers index .. index + dwords - 1; `lanes` are those that are read or written.
 EMULATOR_HOOK(void vgpr_read(Wave&, u32 index, u32 dwords, u64 lanes))
 EMULATOR_HOOK(void vgpr_written(Wave&, u32 index, u32 dwords, u64 lanes))
+// Each active lane's result is what lane from[lane] of the data that was read holds.
+EMULATOR_HOOK(void lanes_gathered(Wave&, const u32 (&from)[kLanes]))
 // Scalar registers by operand encoding: SGPRs, vcc, m0, exec.
 EMULATOR_HOOK(void scalar_read(Wave&, u32 index, u32 dwords))
 EMULATOR_HOOK(void scalar_written(Wave&, u32 index, u32 dwords))

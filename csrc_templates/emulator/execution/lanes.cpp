@@ -60,9 +60,6 @@ void write_vgpr(Wave& wave, u32 index, const u32* plane, u64 mask) {
 
 // ---- Sources ------------------------------------------------------------------------------------
 
-namespace {
-
-// The lane that DPP's `control` makes lane `lane` read; -1 where there is none.
 int dpp_source_lane(u32 control, int lane) {
   const int row = lane & ~15, in_row = lane & 15;
   if (control <= 0xff) return (lane & ~3) | ((control >> (2 * (lane & 3))) & 3);  // quad_perm
@@ -86,6 +83,8 @@ int dpp_source_lane(u32 control, int lane) {
     default: fault("reserved DPP control 0x%x", control);
   }
 }
+
+namespace {
 
 // Lanes that have a source lane, and one that is active.
 u64 dpp_valid_lanes(const Wave& wave, u32 control) {

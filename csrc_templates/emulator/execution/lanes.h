@@ -56,6 +56,8 @@ Planes flush_denormal_sources(const Wave&, OperandType, Planes, LaneBuffer&);
 // The same for results, in place.
 void flush_denormal_results(const Wave&, OperandType, u32* low, u32* high);
 
+// The lane that DPP's `control` makes lane `lane` read; -1 where there is none.
+int dpp_source_lane(u32 control, int lane);
 // Lanes whose result is kept under DPP's masks; a subset of EXEC.
 u64 dpp_write_mask(const Wave&, const Dpp&);
 

@@ -260,10 +260,12 @@ template <class SourceOf>
 void gather_lanes(Wave& wave, const Instruction& inst, const u32* data, SourceOf&& source_of) {
   const u64 active = wave.exec();
   LaneRegisters result;
+  u32 from[kLanes];
   for_each_lane(active, [&](u32 lane) {
-    const u32 from = source_of(lane);
-    result.set_dword(lane, 0, active >> from & 1 ? data[from] : 0);
+    from[lane] = source_of(lane);
+    result.set_dword(lane, 0, active >> from[lane] & 1 ? data[from[lane]] : 0);
   });
+  hooks::lanes_gathered(wave, from);
   result.store(wave, inst.destination, 1, active);
 }
 

@@ -203,6 +203,7 @@ void instruction_skipped(Wave&, const Instruction&) {}
 void vgpr_read(Wave&, u32, u32, u64) {}
 void vgpr_written(Wave&, u32, u32, u64) {}
 void scalar_read(Wave&, u32, u32) {}
+void lanes_gathered(Wave&, const u32 (&)[kLanes]) {}
 void scalar_written(Wave&, u32, u32) {}
 void waitcnt(Wave&, u32, u32, u32) {}
 void barrier_arrived(Wave&) {}
