@@ -21,11 +21,13 @@ class Finding:
 
     Attributes:
         kind: global-bounds: an access outside of the memory that the launch was given. lds-bounds,
-            scratch-bounds: outside of the allocation. uninitialized: a read of a register, an
-            accumulator or an LDS word that nobody wrote. wait-count: a result used or overwritten
-            before the s_waitcnt that covers it. wait-states: fewer instructions between two than
-            the hardware requires. lds-race: two waves, one LDS word, one of them writing, no
-            barrier between. barrier: a wave waits at a barrier, another one has ended.
+            scratch-bounds: outside of the allocation. uninitialized: a read of an LDS word that
+            nobody wrote, or of a register, where its content or what was computed from it makes an
+            address, a branch, a matrix product or what is stored. wait-count: a result used or
+            overwritten before the s_waitcnt that covers it. wait-states: fewer instructions between
+            two than the hardware requires. lds-race: two waves, one LDS word, one of them writing,
+            not what is there already, no barrier between. barrier: a wave waits at a barrier,
+            another one has ended.
         kernel: its name.
         address: of the instruction, as symbol+0xoffset.
         instruction: its text.
