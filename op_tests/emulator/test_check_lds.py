@@ -82,6 +82,10 @@ def test_races(check_emulator, arch):
     first = f"ds_write_b32 v1, v1\n{_BARRIER}\n{read}" + "s_nop 0\n" * 16 + "ds_write_b32 v1, v1"
     body = two_waves(first, f"s_barrier\n{read}", before="v_mov_b32 v1, 0", lds_bytes=512)
     cases["second_reader"] = (body, [("lds-race", "which wave 1 read")])
+    # The first wave reads its own when the second one has written the same.
+    first = "ds_write_b32 v1, v1\n" + "s_nop 0\n" * 16 + read
+    body = two_waves(first, "ds_write_b32 v1, v1", before="v_mov_b32 v1, 0", lds_bytes=512)
+    cases["equal_before_its_own"] = (body, [])
     body = two_waves(
         "ds_write_b32 v1, v1", "ds_add_u32 v1, v1", before="v_mov_b32 v1, 0", lds_bytes=512
     )
