@@ -30,6 +30,7 @@ def emulated_machine(args: argparse.Namespace, arch: str, *, sanitizes: bool) ->
         Emulation(
             *(arch, "check" if sanitizes else "plain"),
             random_order=args.random_order,
+            threads=args.threads,
             instruction_budget=args.instruction_budget,
             prints_findings=False,
         )

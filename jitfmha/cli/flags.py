@@ -476,11 +476,13 @@ def _add_hip(commands: Any) -> None:
     flag("-I", "--include", action="append", default=[], type=_folder, metavar="DIR", help=include)
 
 
-def _add_order_and_budget(flag: Any) -> None:
+def _add_emulation(flag: Any) -> None:
     order = "waves run in random order, which shakes out races (default: in a fixed order)"
     flag("--random-order", type=_from(0, 64), metavar="SEED", help=order)
     budget = "stop a wave that has executed N instructions (default: only Ctrl-C stops it)"
     flag("--instruction-budget", type=_from(1, 64), metavar="N", help=budget)
+    threads = "of the emulator, each with workgroups of its own (default: as many as the CPU has)"
+    flag("--threads", type=_from(1, 31), metavar="N", help=threads)
 
 
 def _add_profile(commands: Any) -> None:
@@ -516,7 +518,7 @@ def _add_run_kernel(commands: Any) -> None:
     flag("--out", type=Path, metavar="DIR", help="write each output's raw bytes to DIR/NAME.bin")
     profile = "also print what the launch costs, by the cost model"
     flag("--profile", action="store_true", help=profile)
-    _add_order_and_budget(flag)
+    _add_emulation(flag)
 
 
 def _add_replay(commands: Any) -> None:
@@ -535,7 +537,7 @@ def _add_replay(commands: Any) -> None:
     flag("--device", metavar="cuda:0", help="a GPU of torch's (default: the emulator)")
     sanitizer = "with the emulator's sanitizer; findings are faults"
     flag("--sanitize", action="store_true", help=sanitizer)
-    _add_order_and_budget(flag)
+    _add_emulation(flag)
     seed = "of tensors that were not recorded (default: 0)"
     flag("--seed", type=_from(0, 63), default=0, help=seed)
     arguments = "print every argument of every kernel, too"

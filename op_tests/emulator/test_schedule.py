@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 from checked_kernels import memory_after, two_waves
-from launches import launch
+from launches import launch, launch_code
 
 from jitfmha.emulator import DEVICES, Emulator, Function
 from jitfmha.jit.toolchain.device_compiler import compile_hip
@@ -81,6 +81,39 @@ def test_long_slices_hide_what_short_ones_show(emulator, kernels, arch):
         emulator.set_options(time_slice=time_slice)
         result = _run(emulator, kernels[arch, "racy"])
         assert np.array_equal(result, _RIGHT) == is_right, time_slice
+
+
+# ---- Workgroups that wait for each other ---------------------------------------------------------
+
+# As stream-k kernels have it: workgroup n adds to what workgroup n + 1 has stored. `WAIT` is how it
+# looks whether there is something.
+_WAITING = """
+#define WITH_SCOPE __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT
+#define CHAIN(NAME, WAIT)                                                                    \
+  extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(64, 64)))                 \
+  void NAME(int* flags) {                                                                    \
+    int* const own = flags + __builtin_amdgcn_workgroup_id_x();                              \
+    if (__builtin_amdgcn_workitem_id_x() != 0) return;                                       \
+    int sum = 0;                                                                             \
+    if (own != flags + COUNT - 1)                                                            \
+      while (true) { sum = WAIT; if (sum) break; }                                           \
+    __hip_atomic_store(own, sum + 1, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);            \
+  }
+CHAIN(loads, __hip_atomic_load(own + 1, WITH_SCOPE))
+CHAIN(sleeps, (__builtin_amdgcn_s_sleep(1), __hip_atomic_load(own + 1, WITH_SCOPE)))
+CHAIN(exchanges, __hip_atomic_fetch_add(own + 1, 0, WITH_SCOPE))
+"""
+
+
+@pytest.mark.parametrize("loop", ["loads", "sleeps", "exchanges"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_workgroups_may_wait_for_later_ones(emulator, arch, loop, threads):
+    count = 20
+    code_object = compile_hip(f"#define COUNT {count}\n{_WAITING}", arch)
+    emulator.set_options(threads=threads, instruction_budget=10_000_000)
+    flags = np.zeros(count, np.int32)
+    launch_code(emulator, arch, code_object, loop, count, 64, flags)
+    np.testing.assert_array_equal(flags, np.arange(count, 0, -1))
 
 
 # ---- How far waves drift apart -------------------------------------------------------------------

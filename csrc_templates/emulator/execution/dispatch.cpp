@@ -8,6 +8,8 @@
 #include <condition_variable>
 #include <cstdarg>
 #include <cstdio>
+#include <deque>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <system_error>
@@ -16,6 +18,7 @@
 #include "decode/text.h"
 #include "execution/float_mode.h"
 #include "execution/hooks.h"
+#include "execution/occupancy.h"
 
 namespace emulator {
 namespace {
@@ -335,56 +338,124 @@ class LaunchProgress {
   std::string message_;
 };
 
-// One thread's share of a launch: runs one workgroup after the other in the same memory.
+// Where a workgroup runs, and how far it is.
+struct Resident {
+  u64 place = 0;  // of those that run
+  std::unique_ptr<Wave[]> waves;
+  std::unique_ptr<u64[]> lds, scratch;
+  std::unique_ptr<Workgroup> workgroup;
+  std::vector<u32> order;  // of the waves
+  Random random{0};
+};
+
+// One thread's share of a launch. It runs one workgroup after the other in the same memory; one
+// that seems to wait for others is put aside, and goes on after them.
 class Worker {
  public:
-  // `is_launching`: on the thread that launches, which asks whether to go on.
-  Worker(const Dispatch& dispatch, LaunchProgress& progress, bool is_launching)
-      : dispatch_(dispatch), progress_(progress), is_launching_(is_launching) {
+  // `is_launching`: on the thread that launches, which asks whether to go on. `selected`: the
+  // workgroups that run; empty: all of them. `room`: workgroups that it may have at a time.
+  Worker(const Dispatch& dispatch, LaunchProgress& progress, const std::vector<u64>& selected,
+         u64 room, bool is_launching)
+      : dispatch_(dispatch),
+        progress_(progress),
+        selected_(selected),
+        room_(room),
+        is_launching_(is_launching) {
     const u32 threads =
         dispatch.workgroup_size[0] * dispatch.workgroup_size[1] * dispatch.workgroup_size[2];
     wave_count_ = (threads + kLanes - 1) / kLanes;
-    waves_.reset(new Wave[wave_count_]());
     const u32 granule = dispatch.device->architecture().lds_granularity;
     lds_bytes_ = (dispatch.lds_bytes + granule - 1) / granule * granule;
-    lds_.reset(new u64[lds_bytes_ / 8 + 1]);
     scratch_bytes_ = dispatch.scratch_bytes_per_lane * kLanes;
-    scratch_.reset(new u64[u64{scratch_bytes_} * wave_count_ / 8 + 1]());
+    unused_ = make_resident();
   }
 
-  // Runs workgroup `number` of the grid, which is number `place` of those that run. Returns the
-  // failure's message, or nothing.
-  std::string run(u64 number, u64 place) {
-    Workgroup workgroup{dispatch_, {}, reinterpret_cast<u8*>(lds_.get()), lds_bytes_, wave_count_,
-                        nullptr,   {}};
-    workgroup.id[0] = static_cast<u32>(number % dispatch_.workgroups[0]);
-    workgroup.id[1] = static_cast<u32>(number / dispatch_.workgroups[0] % dispatch_.workgroups[1]);
-    workgroup.id[2] = static_cast<u32>(number / dispatch_.workgroups[0] / dispatch_.workgroups[1]);
-    std::fill_n(reinterpret_cast<u32*>(lds_.get()), lds_bytes_ / 4,
-                dispatch_.options.register_fill);
-    hooks::workgroup_begin(workgroup);
-    for (u32 i = 0; i < wave_count_; ++i)
-      begin_wave(waves_[i], workgroup, i,
-                 reinterpret_cast<u8*>(scratch_.get()) + u64{i} * scratch_bytes_);
-    const std::string failure =
-        run_waves(workgroup, place, Random(dispatch_.options.seed ^ number));
-    for (u32 i = 0; i < wave_count_; ++i) hooks::wave_end(waves_[i]);
-    hooks::workgroup_end(workgroup);
-    return failure;
+  void run() {
+    while (std::unique_ptr<Resident> resident = next()) {
+      std::string failure;
+      if (run_turn(*resident, failure)) {
+        waiting_.push_back(std::move(resident));
+        continue;
+      }
+      for (u32 i = 0; i < wave_count_; ++i) hooks::wave_end(resident->waves[i]);
+      hooks::workgroup_end(*resident->workgroup);
+      if (!failure.empty()) progress_.report(resident->place, failure);
+      unused_ = std::move(resident);
+    }
   }
 
  private:
-  std::string run_waves(Workgroup& workgroup, u64 place, Random random) {
-    std::vector<u32> order(wave_count_);
-    for (u32 i = 0; i < wave_count_; ++i) order[i] = i;
-    const Options& options = dispatch_.options;
+  std::unique_ptr<Resident> make_resident() const {
+    auto resident = std::make_unique<Resident>();
+    resident->waves.reset(new Wave[wave_count_]());
+    resident->lds.reset(new u64[lds_bytes_ / 8 + 1]);
+    resident->scratch.reset(new u64[u64{scratch_bytes_} * wave_count_ / 8 + 1]());
+    resident->order.resize(wave_count_);
+    return resident;
+  }
+
+  // Whether there is memory for another workgroup; for one there must be.
+  bool has_room() {
+    if (waiting_.size() >= room_) return false;
+    try {
+      if (!unused_) unused_ = make_resident();
+    } catch (const std::bad_alloc&) {
+      if (waiting_.empty()) throw;
+    }
+    return unused_ != nullptr;
+  }
+
+  // A workgroup that has not begun, where there is room, or else the one that has waited longest;
+  // null where all have ended.
+  std::unique_ptr<Resident> next() {
+    u64 place;
+    if (has_room() && progress_.take(place)) {
+      begin(*unused_, place);
+      return std::move(unused_);
+    }
+    if (waiting_.empty()) return nullptr;
+    std::unique_ptr<Resident> resident = std::move(waiting_.front());
+    waiting_.pop_front();
+    return resident;
+  }
+
+  void begin(Resident& resident, u64 place) {
+    const u64 number = selected_.empty() ? place : selected_[place];
+    const u32* const grid = dispatch_.workgroups;
+    u8* const lds = reinterpret_cast<u8*>(resident.lds.get());
+    resident.workgroup.reset(
+        new Workgroup{dispatch_, {}, lds, lds_bytes_, wave_count_, nullptr, {}});
+    Workgroup& workgroup = *resident.workgroup;
+    workgroup.id[0] = static_cast<u32>(number % grid[0]);
+    workgroup.id[1] = static_cast<u32>(number / grid[0] % grid[1]);
+    workgroup.id[2] = static_cast<u32>(number / grid[0] / grid[1]);
     workgroup.memory_latency = kLdsLoadLatency;
-    while (true) {
+    std::fill_n(reinterpret_cast<u32*>(lds), lds_bytes_ / 4, dispatch_.options.register_fill);
+    resident.place = place;
+    resident.random = Random(dispatch_.options.seed ^ number);
+    hooks::workgroup_begin(workgroup);
+    for (u32 i = 0; i < wave_count_; ++i) {
+      resident.order[i] = i;
+      begin_wave(resident.waves[i], workgroup, i,
+                 reinterpret_cast<u8*>(resident.scratch.get()) + u64{i} * scratch_bytes_);
+    }
+  }
+
+  // Whether the workgroup is to go on later. What made it fail is in `failure`.
+  bool run_turn(Resident& resident, std::string& failure) {
+    // As many as a loop has that waits for a millisecond.
+    constexpr u64 kPollsOfTurn = 1 << 12;
+    Workgroup& workgroup = *resident.workgroup;
+    Random& random = resident.random;
+    std::vector<u32>& order = resident.order;
+    const Options& options = dispatch_.options;
+    const u64 last_poll = workgroup.polls + kPollsOfTurn;
+    while (workgroup.polls < last_poll) {
       if (options.random_order)
         for (u32 i = wave_count_; i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
       u64 longest = 0, executed = 0;
       for (const u32 index : order) {
-        Wave& wave = waves_[index];
+        Wave& wave = resident.waves[index];
         if (wave.state != WaveState::running) continue;
         const u64 executed_before = wave.executed;
         if (options.random_order) workgroup.memory_latency = random.slice() - 1;
@@ -403,18 +474,21 @@ class Worker {
           }
           run_slice(wave, slice);
         } catch (const Fault& fault) {
-          return describe(fault, wave);
+          failure = describe(fault, wave);
+          return false;
         }
         if (wave.state == WaveState::at_barrier) hooks::barrier_arrived(wave);
         longest = std::max(longest, wave.executed - executed_before);
         executed += wave.executed - executed_before;
       }
-      if (must_stop(place, executed, random)) return {};
+      if (must_stop(resident.place, executed, random)) return false;
       workgroup.now += longest;  // waves run side by side
-      if (!release_barrier(workgroup)) break;
+      if (!release_barrier(resident)) {
+        workgroup.land_all_atomics();
+        return false;
+      }
     }
-    workgroup.land_all_atomics();
-    return {};
+    return true;
   }
 
   // Looks now and then whether the workgroup ends early; that takes longer than an instruction.
@@ -432,27 +506,30 @@ class Worker {
   }
 
   // Lets the waves go on if all that have not ended are at the barrier. False when all have ended.
-  bool release_barrier(Workgroup& workgroup) {
+  bool release_barrier(Resident& resident) {
+    Wave* const waves = resident.waves.get();
     u32 waiting = 0, running = 0;
     for (u32 i = 0; i < wave_count_; ++i) {
-      waiting += waves_[i].state == WaveState::at_barrier;
-      running += waves_[i].state == WaveState::running;
+      waiting += waves[i].state == WaveState::at_barrier;
+      running += waves[i].state == WaveState::running;
     }
     if (running == 0 && waiting) {
-      hooks::barrier_released(workgroup);
+      hooks::barrier_released(*resident.workgroup);
       for (u32 i = 0; i < wave_count_; ++i)
-        if (waves_[i].state == WaveState::at_barrier) waves_[i].state = WaveState::running;
+        if (waves[i].state == WaveState::at_barrier) waves[i].state = WaveState::running;
     }
     return running || waiting;
   }
 
   const Dispatch& dispatch_;
   LaunchProgress& progress_;
+  const std::vector<u64>& selected_;
+  const u64 room_;
   const bool is_launching_;
   u64 since_look_ = 0, since_failure_ = 0;  // instructions
   u32 wave_count_, lds_bytes_, scratch_bytes_;
-  std::unique_ptr<Wave[]> waves_;
-  std::unique_ptr<u64[]> lds_, scratch_;
+  std::deque<std::unique_ptr<Resident>> waiting_;
+  std::unique_ptr<Resident> unused_;
 };
 
 void fill_dispatch_packet(Dispatch& dispatch) {
@@ -515,26 +592,25 @@ LaunchFailure run_dispatch(Dispatch& dispatch) {
   const std::vector<u64> selected = hooks::selected_workgroups(dispatch);
   const u64 total = u64{dispatch.workgroups[0]} * dispatch.workgroups[1] * dispatch.workgroups[2];
   const u64 count = selected.empty() ? total : selected.size();
+  const u32 wanted = dispatch.options.threads ? dispatch.options.threads
+                                              : std::max(1u, std::thread::hardware_concurrency());
+  const u64 workers = std::max<u64>(std::min<u64>(wanted, count), 1);
+  const u64 resident =
+      u64{dispatch.device->compute_units} * std::max(1u, occupancy_of(dispatch).workgroups);
   LaunchProgress progress(dispatch, count);
   const auto work = [&](bool is_launching) {
     const HostFloatControl saved = host_float_control();
     set_host_float_control(host_float_control_of(0, 3));
     try {
-      Worker worker(dispatch, progress, is_launching);
-      for (u64 i; progress.take(i);) {
-        const std::string message = worker.run(selected.empty() ? i : selected[i], i);
-        if (!message.empty()) progress.report(i, message);
-      }
+      Worker(dispatch, progress, selected, (resident + workers - 1) / workers, is_launching).run();
     } catch (const std::bad_alloc&) {
       progress.stop(LaunchProgress::Stop::no_memory);
     }
     set_host_float_control(saved);
     progress.end_worker();
   };
-  const u32 wanted = dispatch.options.threads ? dispatch.options.threads
-                                              : std::max(1u, std::thread::hardware_concurrency());
   std::vector<std::thread> threads;
-  for (u32 i = 1; i < std::min<u64>(wanted, count) && !progress.is_stopped(); ++i) {
+  for (u32 i = 1; i < workers && !progress.is_stopped(); ++i) {
     progress.begin_worker();
     try {
       threads.emplace_back(work, false);

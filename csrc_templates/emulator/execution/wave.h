@@ -121,6 +121,9 @@ struct Workgroup {
   std::deque<LdsLoad> lds_loads;
   u64 now = 0;             // instructions of the wave that ran most, summed over the rounds
   u64 memory_latency = 0;  // of what is issued now
+  // Instructions of which loops consist that wait for other workgroups: s_sleep, loads that go past
+  // the unit's own cache, atomic operations with a result.
+  u64 polls = 0;
 
   void make_room_for_lds_load_of(Wave&);
   void land_due_lds_loads();

@@ -13,7 +13,7 @@ class Flat {
   static constexpr bool kChecksEachDword = false;
 
   Flat(Wave& wave, const Instruction& inst) : wave_(wave), inst_(inst) {
-    ++wave.vector_memory_issued;
+    count_vector_memory(wave, inst);
     const Operand& vaddr = inst.source[0];
     const Operand& saddr = inst.source[2];
     if (vaddr.place == Place::vgpr) low_ = read_address(wave, inst, 0);

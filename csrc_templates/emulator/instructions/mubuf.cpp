@@ -24,7 +24,7 @@ class Buffer {
   static constexpr bool kChecksEachDword = true;
 
   Buffer(Wave& wave, const Instruction& inst, bool is_format = false) : wave_(wave), inst_(inst) {
-    ++wave.vector_memory_issued;
+    count_vector_memory(wave, inst);
     const u64 low = read_scalar_pair(wave, inst.source[2].index);
     const u64 high = read_scalar_pair(wave, inst.source[2].index + 2);
     const u32 word3 = static_cast<u32>(high >> 32), data_format = word3 >> 15 & 15;

@@ -202,7 +202,10 @@ void execute_cbranch_join(Wave& wave, const Instruction& inst) {
 // ---- Waves among each other ---------------------------------------------------------------------
 
 void execute_barrier(Wave& wave, const Instruction&) { wave.state = WaveState::at_barrier; }
-void execute_sleep(Wave& wave, const Instruction&) { wave.yields = true; }
+void execute_sleep(Wave& wave, const Instruction&) {
+  wave.yields = true;
+  ++wave.workgroup->polls;
+}
 void execute_setprio(Wave& wave, const Instruction& inst) {
   wave.priority = static_cast<u8>(inst.offset & 3);
 }

@@ -18,6 +18,7 @@
 #include "decode/code_object.h"
 #include "execution/dispatch.h"
 #include "execution/hooks.h"
+#include "execution/occupancy.h"
 #include "profile/rates.h"
 
 namespace emulator {
@@ -172,17 +173,6 @@ Timing time_workgroups(const std::vector<Cost>&, const Rates&, const Hbm&,
 
 // With as many copies as the launch has on a compute unit, at the clock that the chip keeps up.
 Timing time_workgroup(const Dispatch&, const std::vector<Steps>& waves);
-
-// ---- Occupancy ----------------------------------------------------------------------------------
-
-struct Occupancy {
-  u32 vgprs, architectural_vgprs, sgprs, lds_bytes;  // as allocated: a wave's, a workgroup's
-  u32 waves_of_workgroup;
-  u32 by_vgprs, by_sgprs, by_lds, by_waves;  // workgroups of a compute unit that each has room for
-  u32 workgroups;                            // the smallest of them
-};
-
-Occupancy occupancy_of(const Dispatch&);
 
 // ---- Sample -------------------------------------------------------------------------------------
 
