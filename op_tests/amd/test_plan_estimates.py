@@ -81,6 +81,19 @@ def test_calls_of_few_rows_take_what_kernels_for_few_rows_do():
         assert plan.seconds(1, 64) == pytest.approx(seconds, rel=0.1)
 
 
+@pytest.mark.parametrize("device", ["MI300X", "MI355X"])
+@pytest.mark.parametrize("gqa", [2, 4, 8])
+def test_heads_that_share_keys_take_what_as_many_queries_do(device, gqa):
+    def seconds(heads: int, queries: int) -> float:
+        # With so few keys it is the workgroups that take time, in some rounds, not memory.
+        q, k = torch.empty(256, queries, heads, 128), torch.empty(256, 64, 8, 128)
+        plan = explain(*(x.to("meta", torch.bfloat16) for x in (q, k, k)), device=device).plan
+        assert "_decode" in plan.kernel
+        return plan.seconds(queries, 64)
+
+    assert seconds(8 * gqa, 1) == seconds(8, gqa)
+
+
 @pytest.mark.parametrize("longest_q", [None, *range(MOST_UNEVEN + 1)])
 @pytest.mark.parametrize("packs", [1, 2, 3, 8, 9])
 def test_uneven_sequences_are_as_long_as_all_together(packs, longest_q):
