@@ -200,6 +200,15 @@ def test_a_tree_that_the_user_names_may_take_a_tenth_longer(answer_with, over, t
     assert Contest(plans).best(4, 4).family == taken
 
 
+@pytest.mark.parametrize(("over", "taken"), [(0.99, "ready"), (1.02, "ready"), (1.04, "compiled")])
+def test_what_is_ready_may_take_a_little_longer(monkeypatch, answer_with, over, taken):
+    answer_with(compiled=1e-6, ready=over * 1e-6)
+    monkeypatch.setattr(_Planned, "is_compiled", property(lambda plan: plan.family == "compiled"))
+    explanation = dispatch.explain_problem(_problem(Problem), cpu_target())
+    assert explanation.plan.family == taken
+    assert any("come ready" in each for each in explanation.remarks) == (over == 1.02)
+
+
 def test_a_loop_takes_what_takes_least_for_its_lengths(monkeypatch, answer_with):
     """Each family is asked for its estimate once for a step of lengths, and once for a plan."""
     answer_with(short=0.0, long=0.0)

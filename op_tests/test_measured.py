@@ -424,6 +424,14 @@ def test_a_tree_that_is_named_may_take_a_tenth_longer():
         assert (contest.best(1, 2048) is named) == is_taken
 
 
+def test_a_compiled_kernel_that_was_measured_need_not_be_much_quicker():
+    ready, compiled = Estimated("a", 1e-9), Estimated("b", 0.99e-9)
+    compiled.is_compiled = True
+    assert Contest((ready, compiled)).best(1, 2048) is ready
+    times = {(1, 2048): seen({ready: 1.0, compiled: 0.99})}
+    assert Contest((ready, compiled), times).best(1, 2048) is compiled
+
+
 class Drawn(NamedTuple):
     plans: tuple[Estimated, ...]
     times: dict[Lengths, dict[Variant, float]]

@@ -46,6 +46,7 @@ class Plan(ABC):
         kernel: its name; of several kernels that of the one which makes the results.
         source: where it comes from: a template, or a file of a tree of code objects.
         is_named: whether its kernels are of a tree that the user names.
+        is_compiled: whether its kernels are compiled for calls like this one.
         is_settled: whether calls of this kind get the same plan with all sizes that it serves; else
             calls of other sizes are planned anew.
         contest: which it takes part in with the plans of others that serve the problem, too; None
@@ -61,6 +62,7 @@ class Plan(ABC):
     kernel: str
     source: str
     is_named: bool = False
+    is_compiled: bool = False
     is_settled: bool = True
     contest: Contest | None = None
     variant_of: Plan | None = None
@@ -145,6 +147,13 @@ class Plan(ABC):
 _NAMED_BONUS = 1.1
 """How many times as long kernels of a tree that the user names may take."""
 
+_LEVEL = 1.03
+"""How many times as long kernels that are there may be estimated to take as ones that are compiled.
+
+That much estimates of two families are off by often. Where they cannot tell, the first call is not
+to wait for a compiler; whether a cache has the kernel already is not looked at, since then calls
+would depend on what others did before.
+"""
 
 _MOST_CHOSEN = 4096
 # Lengths count in steps, so that a loop whose lengths grow seldom has to choose anew: of a
@@ -232,9 +241,9 @@ class Contest:
         if times[0].seconds is None and nearest(self._measured, seqlen_q, seqlen_k) is None:
             return first
         ranked = [
-            (_rank(plan, seconds), i)
-            for i, (plan, (seconds, _)) in enumerate(zip(self.plans, times, strict=True))
-            if seconds is not None
+            (_rank(plan, time), i)
+            for i, (plan, time) in enumerate(zip(self.plans, times, strict=True))
+            if time.seconds is not None
         ]
         return self.plans[min(ranked)[1]] if ranked else first
 
@@ -283,9 +292,20 @@ def _key_bits(seqlen_k: int) -> int:
     return max(seqlen_k.bit_length() - _STEP_BITS, _LEAST_KEY_BITS)
 
 
-def _rank(plan: Plan, seconds: float) -> float:
+def _rank(plan: Plan, time: Time) -> float:
     """The seconds that count: naming a tree means something where others are a little quicker."""
-    return seconds / _NAMED_BONUS if plan.is_named else seconds
+    assert time.seconds is not None
+    longer = _LEVEL if plan.is_compiled and not time.is_measured else 1.0
+    return time.seconds * longer / (_NAMED_BONUS if plan.is_named else 1.0)
+
+
+def why_longer(plan: Plan) -> str:
+    """Why a plan is taken although others are estimated to take less, in words."""
+    if plan.is_named:
+        return (
+            f"Kernels of a tree that is named may take {_NAMED_BONUS - 1:.0%} longer than others."
+        )
+    return f"Kernels that come ready may take {_LEVEL - 1:.0%} longer than ones to be compiled."
 
 
 _LEAST_KEYS_OF_SPLIT = 128
