@@ -1,6 +1,9 @@
 """What estimates of plans are put together from: cycles of workgroups, launches, and combining."""
 
+import csv
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -9,6 +12,7 @@ from untyped import explain
 
 from jitfmha.amd.chips import Arch
 from jitfmha.amd.clock import clock_of
+from jitfmha.kernels import cycles
 from jitfmha.kernels.compiled.decode import decode_tile
 from jitfmha.kernels.compiled.traits import forward_tile
 from jitfmha.kernels.cycles import KernelCycles, kernel_cycles
@@ -67,6 +71,21 @@ def test_every_tile_of_few_rows_was_measured(arch, dtype, hdim, most_blocks, is_
     measured = kernel_cycles(arch, "compiled", "decode", dtype, (hdim, hdim), is_masked)
     rows = [decode_tile(tile, hdim, n).tile_q for n in blocks]
     assert [each.rows for each in measured] == rows
+
+
+def test_what_workgroups_take_grows_with_keys_and_with_those_that_share_a_unit():
+    """So it is where all of a row was measured of one kernel."""
+    with Path(cycles.__file__).with_name("cycles.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            of_row, once = (
+                tuple(map(float, row[name].split())) for name in ("cycles_of_row", "cycles_once")
+            )
+            kernel = KernelCycles(int(row["rows"]), of_row, once)
+            assert min(*of_row, *once) > 0, row
+            for keys in (512, 2048):
+                taken = [kernel.of_workgroup(n + 1, keys) for n in range(kernel.most_shared)]
+                # Another order of waves may save a little.
+                assert all(b > 0.95 * a for a, b in pairwise(taken)), row
 
 
 def test_calls_of_few_rows_take_what_kernels_for_few_rows_do():

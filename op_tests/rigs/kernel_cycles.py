@@ -135,9 +135,9 @@ def _profiles(arch: chips.Arch, kind: _Kind, heads: int, length: int) -> tuple[L
         take_only(kind.kernels)
         try:
             if kind.part in ("forward", "decode"):
-                # Where memory bounds a call, splits are chosen otherwise; ready kernels take no
-                # number of them.
-                num_splits = int(kind.part == "decode")
+                # Where memory bounds a call, splits are chosen otherwise, and persistent kernels
+                # split by themselves; ready kernels take no number of splits.
+                num_splits = int(kind.kernels == "compiled")
                 fmha_fwd(q, k, v, mask=2 if kind.is_masked else 0, num_splits=num_splits)
                 return run.profiles()[:1]
             out = expanded(rows_q, hdim_v)
@@ -203,7 +203,10 @@ def _measured(arch: chips.Arch, kind: _Kind) -> _Measured | None:
     once: list[str] = []
     for shared in range(1, first.occupancy.workgroups + 1):
         heads = shared * units // slices - spare
-        cycles = [_cycles_of(_profiles(arch, kind, heads, length)) for length in _LENGTHS]
+        launches = [_profiles(arch, kind, heads, length) for length in _LENGTHS]
+        for profiles in launches:
+            assert [x.kernel for x in profiles] == [x.kernel for x in found], kind
+        cycles = [_cycles_of(profiles) for profiles in launches]
         slope = (cycles[1] - cycles[0]) / (_LENGTHS[1] - _LENGTHS[0])
         of_row.append(f"{slope:.2f}")
         once.append(f"{cycles[0] - slope * _LENGTHS[0]:.0f}")
