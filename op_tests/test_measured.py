@@ -424,12 +424,11 @@ def test_a_tree_that_is_named_may_take_a_tenth_longer():
         assert (contest.best(1, 2048) is named) == is_taken
 
 
-def test_a_compiled_kernel_that_was_measured_need_not_be_much_quicker():
-    ready, compiled = Estimated("a", 1e-9), Estimated("b", 0.99e-9)
-    compiled.is_compiled = True
-    assert Contest((ready, compiled)).best(1, 2048) is ready
-    times = {(1, 2048): seen({ready: 1.0, compiled: 0.99})}
-    assert Contest((ready, compiled), times).best(1, 2048) is compiled
+def test_what_was_measured_to_be_the_quickest_need_not_be_much_quicker():
+    first, other = Estimated("a", 1e-9), Estimated("b", 0.99e-9)
+    assert Contest((first, other)).best(1, 2048) is first
+    times = {(1, 2048): seen({first: 1.0, other: 0.99})}
+    assert Contest((first, other), times).best(1, 2048) is other
 
 
 class Drawn(NamedTuple):
@@ -460,7 +459,13 @@ def test_drawn_contests(seed):
             found = [each.seconds for each in contest.times(1, keys)]
             if len({x for x in lengths if off[x] == off[there]}) == 1:
                 assert found == pytest.approx(list(expected.values()))
-                assert contest.best(1, keys) is min(expected, key=expected.__getitem__)
+                best = contest.best(1, keys)
+                least = min(expected.values())
+                assert expected[best] <= 1.03 * least
+                if off[there] == 0:
+                    assert expected[best] == least
+                else:
+                    assert best is next(x for x in plans if expected[x] <= 1.03 * least)
 
 
 def test_reading_anew(file):

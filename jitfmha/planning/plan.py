@@ -46,7 +46,6 @@ class Plan(ABC):
         kernel: its name; of several kernels that of the one which makes the results.
         source: where it comes from: a template, or a file of a tree of code objects.
         is_named: whether its kernels are of a tree that the user names.
-        is_compiled: whether its kernels are compiled for calls like this one.
         is_settled: whether calls of this kind get the same plan with all sizes that it serves; else
             calls of other sizes are planned anew.
         contest: which it takes part in with the plans of others that serve the problem, too; None
@@ -62,7 +61,6 @@ class Plan(ABC):
     kernel: str
     source: str
     is_named: bool = False
-    is_compiled: bool = False
     is_settled: bool = True
     contest: Contest | None = None
     variant_of: Plan | None = None
@@ -148,12 +146,14 @@ _NAMED_BONUS = 1.1
 """How many times as long kernels of a tree that the user names may take."""
 
 _LEVEL = 1.03
-"""How many times as long kernels that are there may be estimated to take as ones that are compiled.
+"""Over the least estimate, up to which plans are level, so that their order decides.
 
-That much estimates of two families are off by often. Where they cannot tell, the first call is not
-to wait for a compiler; whether a cache has the kernel already is not looked at, since then calls
-would depend on what others did before.
+Of drawn calls half have estimates that are off by more than 5 % against each other. What comes
+first in order is there, or takes less to begin with: the first call need not wait for a compiler,
+nor each call for work to be listed. Whether a cache has a kernel already is not looked at, since
+then a call would depend on what others did before.
 """
+
 
 _MOST_CHOSEN = 4096
 # Lengths count in steps, so that a loop whose lengths grow seldom has to choose anew: of a
@@ -240,12 +240,18 @@ class Contest:
         times = self._times(seqlen_q, seqlen_k)
         if times[0].seconds is None and nearest(self._measured, seqlen_q, seqlen_k) is None:
             return first
-        ranked = [
-            (_rank(plan, time), i)
-            for i, (plan, time) in enumerate(zip(self.plans, times, strict=True))
+        known = [
+            (_rank(plan, time.seconds), plan, time)
+            for plan, time in zip(self.plans, times, strict=True)
             if time.seconds is not None
         ]
-        return self.plans[min(ranked)[1]] if ranked else first
+        if not known:
+            return first
+        least, best, time = min(known, key=lambda each: each[0])
+        if best.is_named or time.is_measured:
+            return best
+        level = (x for rank, x, _ in known if rank <= least * _LEVEL and not x.is_named)
+        return next(level)
 
     def _times(self, seqlen_q: int, seqlen_k: int) -> tuple[Time, ...]:
         plans = self.plans
@@ -292,20 +298,16 @@ def _key_bits(seqlen_k: int) -> int:
     return max(seqlen_k.bit_length() - _STEP_BITS, _LEAST_KEY_BITS)
 
 
-def _rank(plan: Plan, time: Time) -> float:
+def _rank(plan: Plan, seconds: float) -> float:
     """The seconds that count: naming a tree means something where others are a little quicker."""
-    assert time.seconds is not None
-    longer = _LEVEL if plan.is_compiled and not time.is_measured else 1.0
-    return time.seconds * longer / (_NAMED_BONUS if plan.is_named else 1.0)
+    return seconds / _NAMED_BONUS if plan.is_named else seconds
 
 
 def why_longer(plan: Plan) -> str:
-    """Why a plan is taken although others are estimated to take less, in words."""
+    """Why a plan is taken although another one is estimated to take less, in words."""
     if plan.is_named:
-        return (
-            f"Kernels of a tree that is named may take {_NAMED_BONUS - 1:.0%} longer than others."
-        )
-    return f"Kernels that come ready may take {_LEVEL - 1:.0%} longer than ones to be compiled."
+        return f"Kernels of a tree that is named may take {_NAMED_BONUS - 1:.0%} longer."
+    return f"Estimates up to {_LEVEL - 1:.0%} over the least are level; it is preferred to others."
 
 
 _LEAST_KEYS_OF_SPLIT = 128

@@ -59,8 +59,9 @@ _BACKWARD = tuple(
     for dtype in ("bf16", "fp16")
     for hdims in (*_HDIMS_16_BITS, (192, 128), (192, 192))
 )
-# What workgroups go through: keys of forward kernels and those of dq, else queries.
-_LENGTHS = (512, 2048)
+# What workgroups go through: keys of forward kernels and those of dq, else queries. Kernels for few
+# rows often have few keys, for each of which they take less than for others.
+_LENGTHS, _LENGTHS_IN_DECODE = (512, 2048), (128, 2048)
 
 
 # The columns that are measured; those before them say of which kernel.
@@ -192,7 +193,8 @@ def _measured(arch: chips.Arch, kind: _Kind) -> _Measured | None:
         tiles |= {row.symbol: row.ts for row in tree.aiter_backward.rows}
     # Of backward kernels those with few keys are for launches that leave units idle.
     spare = int(kind.rows == 128)
-    found = _profiles(arch, kind, units - spare, _LENGTHS[0])
+    lengths = _LENGTHS_IN_DECODE if kind.part == "decode" else _LENGTHS
+    found = _profiles(arch, kind, units - spare, lengths[0])
     if not found or tiles.get(found[0].kernel, kind.rows) != kind.rows:
         return None
     first = found[0]
@@ -203,13 +205,13 @@ def _measured(arch: chips.Arch, kind: _Kind) -> _Measured | None:
     once: list[str] = []
     for shared in range(1, first.occupancy.workgroups + 1):
         heads = shared * units // slices - spare
-        launches = [_profiles(arch, kind, heads, length) for length in _LENGTHS]
+        launches = [_profiles(arch, kind, heads, length) for length in lengths]
         for profiles in launches:
             assert [x.kernel for x in profiles] == [x.kernel for x in found], kind
         cycles = [_cycles_of(profiles) for profiles in launches]
-        slope = (cycles[1] - cycles[0]) / (_LENGTHS[1] - _LENGTHS[0])
+        slope = (cycles[1] - cycles[0]) / (lengths[1] - lengths[0])
         of_row.append(f"{slope:.2f}")
-        once.append(f"{cycles[0] - slope * _LENGTHS[0]:.0f}")
+        once.append(f"{cycles[0] - slope * lengths[0]:.0f}")
     kernel = arch, first.kernel, kind.kernels == "compiled" and kind.rows
     return _Measured(kernel, (arch, *kind.row, " ".join(of_row), " ".join(once)))
 

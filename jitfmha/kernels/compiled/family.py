@@ -69,7 +69,6 @@ class CompiledPlan(AmdPlan):
     """A plan whose kernels, which take ``arguments``, are compiled when it is bound."""
 
     family = NAME
-    is_compiled = True
     arguments: SharedStruct
 
     @property
