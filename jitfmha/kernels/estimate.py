@@ -319,14 +319,16 @@ class ForwardEstimate:
         products = 0.0
         for share, count, tiles_of_it in zip(lengths.keys, queries, tiles, strict=True):
             of_sequences.append([])
-            all_rows = count * self._rows_of_query
-            rows: float = all_rows - (tiles_of_it - 1) * self._ts_qo  # of the last tile
+            rows = count * self._rows_of_query
+            # The last tile, which is the first here, has what others leave.
+            of_last = rows - (tiles_of_it - 1) * self._ts_qo
+            cycles = self._cycles_of(of_last if step == 1 else rows / tiles_of_it)
+            of_others = self._cycles_of(self._ts_qo) if step == 1 < tiles_of_it else cycles
             for keys in self._keys_of_tiles(count, round(share * seqlen_k), tiles_of_it, step):
-                cycles = self._cycles_of(rows if step == 1 else all_rows / tiles_of_it)
                 size = cycles.of_workgroup(shared, keys / num_splits)
                 of_sequences[-1].append(self._cycles_of_place + size)
                 products += keys / num_splits * cycles.rows
-                rows = self._ts_qo
+                cycles = of_others
         sizes = [size for each in of_sequences for size in each]
         workgroups = -(-self._lines * sum(tiles) * num_splits // len(tiles))
         if self._is_shared:
@@ -367,10 +369,11 @@ class ForwardEstimate:
                 num_splits=num_splits,
             )
         launched = self._lines * max(tiles) * num_splits
-        if launched > _MOST_SCHEDULED * machine.xcds:
-            return machine.cycles_of_launch(every, workgroups, shared)
         # Each set of XCDs has some key heads, and deals their workgroups to its XCDs in turn.
-        set_xcds = machine.xcds // gcd(self._pair_heads, machine.xcds)
+        sets = gcd(self._pair_heads, machine.xcds)
+        if launched > _MOST_SCHEDULED * sets:
+            return machine.cycles_of_launch(every, workgroups, shared)
+        set_xcds = machine.xcds // sets
         of_orders = []
         # Nobody knows whether the longest sequences come first or last.
         for step in (1, -1):
