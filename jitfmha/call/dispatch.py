@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, NamedTuple, cast
 
 from ..planning.measured import Measured
-from ..planning.plan import Contest, Family, Plan, Reason, Refusal, Time
+from ..planning.plan import Contest, Family, Plan, Reason, Refusal, Time, why_longer
 from ..planning.target import AmdTarget, CpuTarget, Target
 from ..problem.features import DTYPE_FEATURES, Feature
 from ..problem.problem import Direction, Problem
@@ -240,8 +240,11 @@ class Explanation(NamedTuple):
         if plan is not None:
             of_family = (x for x in said if x.plan.family == plan.family)
             choice = _fixed_choice(plan)
+            least = min((x.time.seconds for x in said if x.time.seconds), default=inf)
+            own = dict(estimates)[plan].seconds
             remarks = [
                 *plan.remarks(),
+                *([why_longer(plan)] if own and own > least else ()),
                 *([f"It takes {choice}, by what was measured."] if choice else ()),
                 *(x.in_words for x in of_family if x.plan is not plan),
             ]

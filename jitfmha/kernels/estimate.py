@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapreplace
+from itertools import product
 from math import gcd
 from typing import NamedTuple
 
@@ -32,11 +33,19 @@ _MOST_LENGTHS = 8
 _MIXED = 2
 # Workgroups of an XCD that are put on its units one by one.
 _MOST_SCHEDULED = 512
+# Cycles of a workgroup that has no rows, by the cost model 1000 to 2000.
+_CYCLES_OF_NO_ROWS = 1500.0
+# Those in which a workgroup finds where its packed sequence lies, by the cost model 650 to 1030.
+_CYCLES_OF_PLACE = 900.0
+# kTailRounds in forward_gm1.h.
+_ROUNDS_IN_TURN = 3
 # Of what memory takes for the keys of a wave, how much the wave waits for them, by the cost model:
 # of kernels that have one tile on its way, with keys that nobody else reads, 0.6 to 0.97.
 _WAITED_FOR = 0.8
-# The same of kernels that ask for more as soon as there is room: units compute while it comes.
+# The same of kernels that ask for more as soon as there is room: units compute while it comes. But
+# they begin by asking for so many bytes a workgroup, as many as their registers have room for.
 _WAITED_FOR_IN_DECODE = 0.0
+_BEGUN_IN_DECODE = 1 << 16
 # Multiplications of a compute unit in a cycle, with inputs of 16 bits; and how many times as long
 # products of others take. Of fp8 compiled kernels make the second one with 16 bits.
 _UNIT_PRODUCTS: dict[Arch, int] = {"gfx942": 1024, "gfx950": 2048}
@@ -153,30 +162,46 @@ class Machine(NamedTuple):
             heapreplace(free_at, free_at[0] + sizes[number * len(sizes) // of_xcd])
         return max(free_at)
 
-    def cycles_of_lines(self, sizes: Sequence[float], lines: int, tiles: int, shared: int) -> float:
+    def cycles_of_lines(
+        self,
+        sizes: Sequence[float],
+        lines: int,
+        tiles: int,
+        shared: int,
+        *,
+        group: int = 1,
+        num_splits: int = 1,
+    ) -> float:
         """The same where workgroups of a line follow one another, of as many lines as XCDs share.
 
-        An XCD deals its own to its shader engines in turn, some of which may get the longest ones
-        of each line.
+        On an XCD the tiles of a ``group`` of lines alternate.
         """
+        count = lines * tiles * num_splits
         if min(sizes) == max(sizes):
-            return self.cycles_of_launch(sizes, lines * tiles, shared)
+            return self.cycles_of_launch(sizes, count, shared)
         at_once = gcd(lines, self.xcds)
-        units = self.compute_units // self.xcds
-        engines = min(architecture(self.arch).xcd_engines, units)
         most = _MOST_SCHEDULED * at_once // self.xcds
         longest = 0.0
-        for xcd in range(0, self.xcds, at_once):
-            free_at = [[0.0] * (shared * len(range(e, units, engines))) for e in range(engines)]
-            numbers = range(xcd, lines * tiles, self.xcds)
-            for turn, number in enumerate(numbers[:most]):
-                slots = free_at[turn % units % engines]
-                heapreplace(slots, slots[0] + sizes[number // at_once % len(sizes)])
-            # What others take on average, all units take longer.
-            mean = max(sum(slots) / len(slots) for slots in free_at)
-            last = max(map(max, free_at)) + mean * max(len(numbers) / most - 1, 0)
-            longest = max(longest, last)
+        for xcd in range(0, min(self.xcds, count), at_once):
+            numbers = range(xcd, count, self.xcds)
+            order = [sizes[n // (at_once * group) % len(sizes)] for n in numbers[:most]]
+            longest = max(longest, self.cycles_of_xcd(order, len(numbers), shared))
         return longest
+
+    def cycles_of_xcd(self, order: Sequence[float], count: int, shared: int) -> float:
+        """Until the last of ``count`` workgroups of an XCD has ended, the first of which are known.
+
+        The XCD deals them to its shader engines in turn, some of which may get the longest ones.
+        """
+        units = self.compute_units // self.xcds
+        engines = min(architecture(self.arch).xcd_engines, units)
+        free_at = [[0.0] * (shared * len(range(e, units, engines))) for e in range(engines)]
+        for turn, cycles in enumerate(order):
+            slots = free_at[turn % units % engines]
+            heapreplace(slots, slots[0] + cycles)
+        # What others take on average, all units take longer.
+        mean = max(sum(slots) / len(slots) for slots in free_at)
+        return max(map(max, free_at)) + mean * max(count / len(order) - 1, 0)
 
     def seconds_of(self, cycles: float, products: float) -> float:
         """Of a launch of so many cycles with so many multiplications, of 16-bit numbers."""
@@ -231,10 +256,20 @@ class ForwardEstimate:
         self._sink_size = problem.modifiers.sink_size
         self._ts_qo, self._ts_kv = row.ts_qo, row.ts_kv
         self._waves = max(row.ts_qo / (WAVE_ROWS * SIMDS), 1)
-        self._waited_for = _WAITED_FOR_IN_DECODE if part == "decode" else _WAITED_FOR
+        is_decode = part == "decode"
+        self._waited_for = _WAITED_FOR_IN_DECODE if is_decode else _WAITED_FOR
+        self._begun_bytes = _BEGUN_IN_DECODE if is_decode else 0
         self._rows_of_query = problem.gqa if row.stacks_heads else 1
         self._lines = problem.batch * problem.heads_q // self._rows_of_query * slices
-        self._is_paired = "tile_pairs" in row.grid
+        self._grid, self._batch = row.grid, problem.batch
+        self._cycles_of_place = _CYCLES_OF_PLACE if problem.mode == "gm1" else 0.0
+        # Of gm1 those whose query heads have their tiles side by side.
+        self._pair_heads = problem.heads_k * slices
+        # Of gm0 how many heads have their tiles in turn: `Order` in forward_gm0.h.
+        heads = self._lines // problem.batch if problem.batch else 0
+        xcds = gcd(self._lines, self._machine.xcds)
+        in_turn = heads // xcds if heads % xcds == 0 else gcd(self._lines // xcds, heads)
+        self._heads_in_turn = 1 if problem.mask.is_none else in_turn
         dtype = "fp8" if problem.is_fp8 else problem.dtype
         hdims = problem.hdim_q, -(-problem.hdim_v // slices)
         measured = kernel_cycles(target.arch, kernels, part, dtype, hdims, not problem.mask.is_none)
@@ -280,22 +315,98 @@ class ForwardEstimate:
         if not self._is_shared:
             shared = min(shared, -(-launched // machine.compute_units))
         step = -(-sum(tiles) // MOST_TILES)
-        sizes, products = [], 0.0
+        of_sequences: list[list[float]] = []
+        products = 0.0
         for share, count, tiles_of_it in zip(lengths.keys, queries, tiles, strict=True):
-            cycles = self._cycles_of(count * self._rows_of_query / tiles_of_it)
+            of_sequences.append([])
+            rows = count * self._rows_of_query
+            # The last tile, which is the first here, has what others leave.
+            of_last = rows - (tiles_of_it - 1) * self._ts_qo
+            cycles = self._cycles_of(of_last if step == 1 else rows / tiles_of_it)
+            of_others = self._cycles_of(self._ts_qo) if step == 1 < tiles_of_it else cycles
             for keys in self._keys_of_tiles(count, round(share * seqlen_k), tiles_of_it, step):
-                sizes.append(cycles.of_workgroup(shared, keys / num_splits))
+                size = cycles.of_workgroup(shared, keys / num_splits)
+                of_sequences[-1].append(self._cycles_of_place + size)
                 products += keys / num_splits * cycles.rows
+                cycles = of_others
+        sizes = [size for each in of_sequences for size in each]
         workgroups = -(-self._lines * sum(tiles) * num_splits // len(tiles))
         if self._is_shared:
             every = workgroups / len(sizes) * sum(sizes)
             launch = machine.cycles_of_shares(every, self._cycles[-1].once[shared - 1], shared)
         else:
-            launch = machine.cycles_of_launch(sizes, workgroups, shared)
+            launch = self._cycles_in_order(of_sequences, tiles, workgroups, num_splits, shared)
         products *= workgroups / len(sizes) * self._products_of_key
         compute = machine.seconds_of(launch, products)
-        moved = Moved(seqlen_q * self._query_bytes, seqlen_k * self._key_bytes)
+        key_bytes = seqlen_k * self._key_bytes
+        begun = min(workgroups * self._begun_bytes, key_bytes)
+        moved = Moved(seqlen_q * self._query_bytes + begun, key_bytes - begun)
         return machine.overlapped(compute, moved, shared * self._waves, self._waited_for)
+
+    def _cycles_in_order(
+        self,
+        sizes: Sequence[Sequence[float]],
+        tiles: Sequence[int],
+        workgroups: int,
+        num_splits: int,
+        shared: int,
+    ) -> float:
+        """The cycles of a launch by the order in which XCDs and their engines get workgroups.
+
+        ``sizes`` are those of the tiles of each sequence, or of some of many.
+        """
+        machine = self._machine
+        every = [size for of_sequence in sizes for size in of_sequence]
+        are_equal = min(every) == max(every) and min(tiles) == max(tiles)
+        if are_equal or self._grid not in ("xcd_heads_tiles_splits", "heads_batches_tiles_splits"):
+            return machine.cycles_of_launch(every, workgroups, shared)
+        if self._grid == "xcd_heads_tiles_splits":
+            (of_line,), (count,) = sizes, tiles
+            spread = [of_line[n * len(of_line) // count] for n in range(count)]
+            return machine.cycles_of_lines(
+                *(spread, self._lines, count, shared),
+                group=self._heads_in_turn,
+                num_splits=num_splits,
+            )
+        launched = self._lines * max(tiles) * num_splits
+        # Each set of XCDs has some key heads, and deals their workgroups to its XCDs in turn.
+        sets = gcd(self._pair_heads, machine.xcds)
+        if launched > _MOST_SCHEDULED * sets:
+            return machine.cycles_of_launch(every, workgroups, shared)
+        set_xcds = machine.xcds // sets
+        of_orders = []
+        # Nobody knows whether the longest sequences come first or last.
+        for step in (1, -1):
+            order = self._order_of_set(sizes[::step], tiles[::step], num_splits, shared * set_xcds)
+            of_xcds = (order[n::set_xcds] for n in range(min(set_xcds, len(order))))
+            of_orders.append(max(machine.cycles_of_xcd(x, len(x), shared) for x in of_xcds))
+        return sum(of_orders) / len(of_orders)
+
+    def _order_of_set(
+        self, sizes: Sequence[Sequence[float]], tiles: Sequence[int], num_splits: int, shared: int
+    ) -> list[float]:
+        """The cycles of the workgroups of a set of XCDs, in order: `Order` in forward_gm1.h.
+
+        A sequence and key head after the other, each with as many tiles as the longest one has; but
+        under a mask of as many of them as three rounds take first all tiles that are longest.
+        """
+        machine = self._machine
+        most, of_pair = max(tiles), self._lines // (self._batch * self._pair_heads)
+        pairs = self._pair_heads // gcd(self._pair_heads, machine.xcds) * self._batch
+        in_turn = 1
+        if not self._mask.is_none and most > 1:
+            slots = machine.compute_units // machine.xcds * shared
+            in_turn = min(pairs, -(-_ROUNDS_IN_TURN * slots // (of_pair * most)))
+        order: list[float] = []
+        for begin in (*range(0, pairs - in_turn, 1), pairs - in_turn):
+            together = range(begin, pairs if begin == pairs - in_turn else begin + 1)
+            for rank, pair in product(range(most), together):
+                n = pair % self._batch * len(tiles) // self._batch
+                cycles = _CYCLES_OF_NO_ROWS
+                if rank < tiles[n]:
+                    cycles = sizes[n][rank * len(sizes[n]) // tiles[n]]
+                order += [cycles] * (of_pair * num_splits)
+        return order
 
     def _cycles_of(self, rows: float) -> KernelCycles:
         """Of workgroups with so many rows on average, between what was measured of few and all."""

@@ -145,6 +145,15 @@ class Plan(ABC):
 _NAMED_BONUS = 1.1
 """How many times as long kernels of a tree that the user names may take."""
 
+_LEVEL = 1.03
+"""Over the least estimate, up to which plans are level, so that their order decides.
+
+Of drawn calls half have estimates that are off by more than 5 % against each other. What comes
+first in order is there, or takes less to begin with: the first call need not wait for a compiler,
+nor each call for work to be listed. Whether a cache has a kernel already is not looked at, since
+then a call would depend on what others did before.
+"""
+
 
 _MOST_CHOSEN = 4096
 # Lengths count in steps, so that a loop whose lengths grow seldom has to choose anew: of a
@@ -231,12 +240,18 @@ class Contest:
         times = self._times(seqlen_q, seqlen_k)
         if times[0].seconds is None and nearest(self._measured, seqlen_q, seqlen_k) is None:
             return first
-        ranked = [
-            (_rank(plan, seconds), i)
-            for i, (plan, (seconds, _)) in enumerate(zip(self.plans, times, strict=True))
-            if seconds is not None
+        known = [
+            (_rank(plan, time.seconds), plan, time)
+            for plan, time in zip(self.plans, times, strict=True)
+            if time.seconds is not None
         ]
-        return self.plans[min(ranked)[1]] if ranked else first
+        if not known:
+            return first
+        least, best, time = min(known, key=lambda each: each[0])
+        if best.is_named or time.is_measured:
+            return best
+        level = (x for rank, x, _ in known if rank <= least * _LEVEL and not x.is_named)
+        return next(level)
 
     def _times(self, seqlen_q: int, seqlen_k: int) -> tuple[Time, ...]:
         plans = self.plans
@@ -286,6 +301,13 @@ def _key_bits(seqlen_k: int) -> int:
 def _rank(plan: Plan, seconds: float) -> float:
     """The seconds that count: naming a tree means something where others are a little quicker."""
     return seconds / _NAMED_BONUS if plan.is_named else seconds
+
+
+def why_longer(plan: Plan) -> str:
+    """Why a plan is taken although another one is estimated to take less, in words."""
+    if plan.is_named:
+        return f"Kernels of a tree that is named may take {_NAMED_BONUS - 1:.0%} longer."
+    return f"Estimates up to {_LEVEL - 1:.0%} over the least are level; it is preferred to others."
 
 
 _LEAST_KEYS_OF_SPLIT = 128

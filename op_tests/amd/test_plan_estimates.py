@@ -1,24 +1,30 @@
 """What estimates of plans are put together from: cycles of workgroups, launches, and combining."""
 
+import csv
+import math
 from dataclasses import replace
-from typing import get_args
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
 from untyped import explain
 
-from jitfmha.amd.chips import Arch
+from jitfmha.amd.chips import Arch, chip
 from jitfmha.amd.clock import clock_of
+from jitfmha.kernels import cycles
 from jitfmha.kernels.compiled.decode import decode_tile
 from jitfmha.kernels.compiled.traits import forward_tile
 from jitfmha.kernels.cycles import KernelCycles, kernel_cycles
-from jitfmha.kernels.estimate import Lengths, Machine
+from jitfmha.kernels.estimate import ForwardEstimate, Lengths, Machine
 from jitfmha.kernels.ready.combine_estimate import combine_seconds
 from jitfmha.kernels.ready.key_split import KeySplit
 from jitfmha.problem.arguments import Arguments
 from jitfmha.problem.problem import MOST_UNEVEN, make_problem
 
 _DECODE = "gfx942", "compiled", "decode", "bf16", (64, 64), False
+_LOOKED_UP = (("q", 1), ("k", 64))
 _ENGINES, _UNITS_OF_ENGINE, _XCDS = 4, 8, 8
 
 
@@ -39,6 +45,45 @@ def test_engines_share_the_tiles_of_lines_that_do_not_divide_by_them():
     cycles = _machine().cycles_of_lines(sizes, _XCDS * 64, len(sizes), shared=1)
     mean = 64 * sum(sizes) / (_ENGINES * _UNITS_OF_ENGINE)
     assert mean <= cycles <= mean + sizes[0]
+
+
+def test_engines_get_the_tiles_of_heads_that_have_them_in_turn():
+    """One kind of tile, or of all kinds where as many heads have theirs in turn."""
+    sizes, lines = [2000.0, 1000.0], _XCDS * 64
+
+    def cycles(group: int) -> float:
+        return _machine().cycles_of_lines(sizes, lines, 2, shared=1, group=group)
+
+    assert cycles(1) == cycles(2) == 64 / (_ENGINES // 2 * _UNITS_OF_ENGINE) * sizes[0]
+    mean = 64 * sum(sizes) / (_ENGINES * _UNITS_OF_ENGINE)
+    assert mean <= cycles(_ENGINES) < mean + sizes[0]
+
+
+@pytest.mark.parametrize("mask", [0, 2])
+@pytest.mark.parametrize(("batch", "heads", "longest"), [(8, 2, 300), (4, 4, 224), (16, 1, 64)])
+def test_xcds_get_all_workgroups_of_packed_sequences(monkeypatch, mask, batch, heads, longest):
+    """Those without rows among them."""
+    counts: list[int] = []
+    order_of_set = ForwardEstimate._order_of_set
+
+    def told(*args: Any) -> list[float]:
+        order = order_of_set(*args)
+        counts.append(len(order))
+        return order
+
+    monkeypatch.setattr(ForwardEstimate, "_order_of_set", told)
+    q, k = (torch.empty(batch * 64, n, 128).to("meta", torch.bfloat16) for n in (2 * heads, heads))
+    sums = (64 * torch.arange(batch + 1, dtype=torch.int32)).to("meta")
+    told_lengths = {"max_seqlen_q": longest, "max_seqlen_k": longest}
+    packed = {"cu_seqlens_q": sums, "cu_seqlens_k": sums, **told_lengths}
+    explanation = explain(q, k, k, device="MI300X", mask=mask, **packed)
+    (plan,) = (x.plan for x in explanation.estimates if x.plan.family == "ready")
+    counts.clear()
+    plan.seconds(batch * 64, batch * 64)
+    tiles = -(-longest // plan.choice.tiles.tile_for(batch * 64, batch * 64).row.ts_qo)
+    sets = math.gcd(heads, 8)
+    assert set(counts) <= {2 * heads // sets * batch * tiles}
+    assert counts or longest == 64
 
 
 def test_xcds_share_the_tiles_of_one_line():
@@ -69,6 +114,21 @@ def test_every_tile_of_few_rows_was_measured(arch, dtype, hdim, most_blocks, is_
     assert [each.rows for each in measured] == rows
 
 
+def test_what_workgroups_take_grows_with_keys_and_with_those_that_share_a_unit():
+    """So it is where all of a row was measured of one kernel."""
+    with Path(cycles.__file__).with_name("cycles.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            of_row, once = (
+                tuple(map(float, row[name].split())) for name in ("cycles_of_row", "cycles_once")
+            )
+            kernel = KernelCycles(int(row["rows"]), of_row, once)
+            assert min(*of_row, *once) > 0, row
+            for keys in (512, 2048):
+                taken = [kernel.of_workgroup(n + 1, keys) for n in range(kernel.most_shared)]
+                # Another order of waves may save a little.
+                assert all(b > 0.95 * a for a, b in pairwise(taken)), row
+
+
 def test_calls_of_few_rows_take_what_kernels_for_few_rows_do():
     kernel = {each.rows: each for each in kernel_cycles(*_DECODE)}
     for gqa in kernel:
@@ -79,6 +139,65 @@ def test_calls_of_few_rows_take_what_kernels_for_few_rows_do():
         (row,) = plan.rows()
         seconds = kernel[row.ts_qo].of_workgroup(1, 64) / clock_of("MI300X").peak
         assert plan.seconds(1, 64) == pytest.approx(seconds, rel=0.1)
+
+
+@pytest.mark.parametrize("device", ["MI300X", "MI355X"])
+@pytest.mark.parametrize("gqa", [2, 4, 8])
+def test_heads_that_share_keys_take_what_as_many_queries_do(device, gqa):
+    def seconds(heads: int, queries: int) -> float:
+        # With so few keys it is the workgroups that take time, in some rounds, not memory.
+        q, k = torch.empty(256, queries, heads, 128), torch.empty(256, 64, 8, 128)
+        explanation = explain(*(x.to("meta", torch.bfloat16) for x in (q, k, k)), device=device)
+        (plan,) = (x.plan for x in explanation.estimates if x.plan.family == "compiled")
+        assert "_decode" in plan.kernel
+        return plan.seconds(queries, 64)
+
+    assert seconds(8 * gqa, 1) == seconds(8, gqa)
+
+
+def test_packed_sequences_are_looked_up():
+    q, k = torch.zeros(1, 8, 128), torch.zeros(64, 8, 128)
+    seconds = []
+    for packed in ({}, {f"cu_seqlens_{x}": torch.tensor([0, n]).int() for x, n in _LOOKED_UP}):
+        tensors = (x.bfloat16() if packed else x.bfloat16()[None] for x in (q, k, k))
+        seconds.append(explain(*tensors, device="MI300X", **packed).plan.seconds(1, 64))
+    plain, looked_up = seconds
+    assert 500 < (looked_up - plain) * clock_of("MI300X").peak < 1500
+
+
+def test_keys_that_kernels_for_few_rows_begin_with_hide_behind_nothing():
+    q, k = (torch.empty(256, n, 8, 128).to("meta", torch.bfloat16) for n in (8, 64))
+    explanation = explain(q, k, k, device="MI300X")
+    (plan,) = (x.plan for x in explanation.estimates if x.plan.family == "compiled")
+    (kernel,) = (
+        each
+        for each in kernel_cycles("gfx942", "compiled", "decode", "bf16", (128, 128), False)
+        if each.rows == plan.rows()[0].ts_qo
+    )
+    rounds = 256 * 8 / (304 * kernel.most_shared)
+    compute = rounds * kernel.of_workgroup(kernel.most_shared, 64) / clock_of("MI300X").peak
+    streamed = 2 * k.numel() * k.element_size() / (1e9 * chip("MI300X").streaming_gb_s)
+    assert plan.seconds(8, 64) > streamed + compute
+
+
+def test_ready_packed_calls_have_the_splits_of_their_longest_sequence(monkeypatch):
+    taken: set[int] = set()
+    seconds_of = ForwardEstimate.seconds_of
+
+    def told(*args: Any) -> float:
+        taken.add(args[-1])
+        return seconds_of(*args)
+
+    q, k = (torch.empty(n, 2, 128).to("meta", torch.float16) for n in (458, 3064))
+    sums = torch.arange(9).int().to("meta")
+    packed = {"cu_seqlens_q": sums, "cu_seqlens_k": sums, "max_seqlen_q": 201, "max_seqlen_k": 799}
+    explanation = explain(q, k, k, device="MI300X", mask=2, **packed)
+    (plan,) = (x.plan for x in explanation.estimates if x.plan.family == "ready")
+    monkeypatch.setattr(ForwardEstimate, "seconds_of", told)
+    plan.seconds(458, 3064)
+    tile = plan.choice.tiles.tile_for(458, 3064)
+    assert taken == {tile.splits_of(201).num_splits}
+    assert taken != {tile.splits.num_splits}
 
 
 @pytest.mark.parametrize("longest_q", [None, *range(MOST_UNEVEN + 1)])

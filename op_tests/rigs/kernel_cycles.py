@@ -1,10 +1,11 @@
 """Measures, by the emulator's cost model, the cycles that kernels' workgroups take.
 
-    cd op_tests && python -m rigs.kernel_cycles ../jitfmha/kernels/cycles.csv
+    cd op_tests && python -m rigs.kernel_cycles ../jitfmha/kernels/cycles.csv [PART ...]
 
 writes what the estimates of plans are made of (``jitfmha/kernels/cycles.py``): after the model or a
-kernel has changed. Rows of AITER's kernels are those of the tree that ``JITFMHA_HSA_DIR`` names;
-without one the rows that the file has are kept.
+kernel has changed. Without a part, such as "decode", all are measured; the file is written after
+each of them. Rows of AITER's kernels are those of the tree that ``JITFMHA_HSA_DIR`` names; without
+one the rows that the file has are kept.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import csv
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from multiprocessing import get_context
@@ -58,8 +59,13 @@ _BACKWARD = tuple(
     for dtype in ("bf16", "fp16")
     for hdims in (*_HDIMS_16_BITS, (192, 128), (192, 192))
 )
-# What workgroups go through: keys of forward kernels and those of dq, else queries.
-_LENGTHS = (512, 2048)
+# What workgroups go through: keys of forward kernels and those of dq, else queries. Kernels for few
+# rows often have few keys, for each of which they take less than for others.
+_LENGTHS, _LENGTHS_IN_DECODE = (512, 2048), (128, 2048)
+
+
+# The columns that are measured; those before them say of which kernel.
+_MEASURED = ("cycles_of_row", "cycles_once")
 
 
 class _Kind(NamedTuple):
@@ -84,6 +90,9 @@ class _Kind(NamedTuple):
         return name, self.part, self.dtype, *self.hdims, self.rows, int(self.is_masked)
 
 
+_Job = tuple[chips.Arch, _Kind]
+
+
 def _kinds() -> Iterator[_Kind]:
     served: list[tuple[Kernels, Part, Served, tuple[int, ...]]] = [
         ("ready", "forward", _READY, (256, 128)),
@@ -93,12 +102,9 @@ def _kinds() -> Iterator[_Kind]:
         ("ready", "deterministic", _BACKWARD, (256, 128)),
         ("compiled", "dq", _BACKWARD, (128, 32)),
         ("compiled", "dk_and_dv", _BACKWARD, (128, 32)),
+        ("named", "forward", _AITER, (256, 128)),
+        ("named", "gradients", _BACKWARD, (256, 192, 128, 64)),
     ]
-    if os.environ.get(HSA_DIR):
-        served += [
-            ("named", "forward", _AITER, (256, 128)),
-            ("named", "gradients", _BACKWARD, (256, 192, 128, 64)),
-        ]
     for kernels, part, calls, rows in served:
         for (dtype, hdims), each, is_masked in product(calls, rows, (False, True)):
             yield _Kind(kernels, part, dtype, hdims, each, is_masked)
@@ -130,9 +136,9 @@ def _profiles(arch: chips.Arch, kind: _Kind, heads: int, length: int) -> tuple[L
         take_only(kind.kernels)
         try:
             if kind.part in ("forward", "decode"):
-                # Where memory bounds a call, splits are chosen otherwise; ready kernels take no
-                # number of them.
-                num_splits = int(kind.part == "decode")
+                # Where memory bounds a call, splits are chosen otherwise, and persistent kernels
+                # split by themselves; ready kernels take no number of splits.
+                num_splits = int(kind.kernels == "compiled")
                 fmha_fwd(q, k, v, mask=2 if kind.is_masked else 0, num_splits=num_splits)
                 return run.profiles()[:1]
             out = expanded(rows_q, hdim_v)
@@ -158,17 +164,17 @@ def _one(split: KeySplit, seqlen_q: int, key_tiles: int) -> int:
     return 1
 
 
-def _rows() -> Iterator[tuple[object, ...]]:
+def _measured_rows(jobs: Sequence[_Job]) -> Iterator[list[str]]:
     """Of all kernels, each measured in a process of its own, as many at once as there are cores."""
-    jobs = [(arch, kind) for arch in get_args(chips.Arch) for kind in _kinds()]
     seen = set()
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         for found in pool.map(_measured, *zip(*jobs, strict=True)):
             if found is None or found.kernel in seen:
                 continue
             seen.add(found.kernel)
-            print(*found.row, sep=",", file=sys.stderr)
-            yield found.row
+            row = [str(cell) for cell in found.row]
+            print(*row, sep=",", file=sys.stderr)
+            yield row
 
 
 class _Measured(NamedTuple):
@@ -187,7 +193,8 @@ def _measured(arch: chips.Arch, kind: _Kind) -> _Measured | None:
         tiles |= {row.symbol: row.ts for row in tree.aiter_backward.rows}
     # Of backward kernels those with few keys are for launches that leave units idle.
     spare = int(kind.rows == 128)
-    found = _profiles(arch, kind, units - spare, _LENGTHS[0])
+    lengths = _LENGTHS_IN_DECODE if kind.part == "decode" else _LENGTHS
+    found = _profiles(arch, kind, units - spare, lengths[0])
     if not found or tiles.get(found[0].kernel, kind.rows) != kind.rows:
         return None
     first = found[0]
@@ -198,10 +205,13 @@ def _measured(arch: chips.Arch, kind: _Kind) -> _Measured | None:
     once: list[str] = []
     for shared in range(1, first.occupancy.workgroups + 1):
         heads = shared * units // slices - spare
-        cycles = [_cycles_of(_profiles(arch, kind, heads, length)) for length in _LENGTHS]
-        slope = (cycles[1] - cycles[0]) / (_LENGTHS[1] - _LENGTHS[0])
+        launches = [_profiles(arch, kind, heads, length) for length in lengths]
+        for profiles in launches:
+            assert [x.kernel for x in profiles] == [x.kernel for x in found], kind
+        cycles = [_cycles_of(profiles) for profiles in launches]
+        slope = (cycles[1] - cycles[0]) / (lengths[1] - lengths[0])
         of_row.append(f"{slope:.2f}")
-        once.append(f"{cycles[0] - slope * _LENGTHS[0]:.0f}")
+        once.append(f"{cycles[0] - slope * lengths[0]:.0f}")
     kernel = arch, first.kernel, kind.kernels == "compiled" and kind.rows
     return _Measured(kernel, (arch, *kind.row, " ".join(of_row), " ".join(once)))
 
@@ -215,18 +225,27 @@ def _cycles_of(profiles: tuple[LaunchProfile, ...]) -> int:
     return cycles
 
 
-def main(path: Path) -> None:
-    """Measure, and write the file."""
-    kept = []
-    if not os.environ.get(HSA_DIR):
+def main(path: Path, parts: Sequence[str]) -> None:
+    """Measure these parts, and write the file."""
+    jobs = list(product(get_args(chips.Arch), _kinds()))
+    place = {(arch, *map(str, kind.row)): n for n, (arch, kind) in enumerate(jobs)}
+    for part in parts:
+        measured = [
+            (arch, kind)
+            for arch, kind in jobs
+            if kind.part == part and (kind.kernels != "named" or os.environ.get(HSA_DIR))
+        ]
+        anew = {(arch, *kind.row[:2]) for arch, kind in measured}
         with path.open(newline="", encoding="utf-8") as file:
-            kept = [row for row in csv.reader(file) if row[1] == "aiter"]
-    rows = [*_rows(), *kept]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(rows)
+            _, *rows = csv.reader(file)
+        rows = [row for row in rows if tuple(row[:3]) not in anew]
+        rows += _measured_rows(measured)
+        rows.sort(key=lambda row: place[tuple(row[: -len(_MEASURED)])])
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            writer.writerows(rows)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:] or get_args(Part))

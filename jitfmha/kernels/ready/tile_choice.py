@@ -83,12 +83,18 @@ class TileChoice:
 
     def seconds(self, seqlen_q: int, seqlen_k: int) -> float:
         """What the chosen kernel is estimated to take, with the lengths of :meth:`tile_for`."""
-        row, (num_splits, _), _ = self.tile_for(seqlen_q, seqlen_k)
+        row, splits, splits_of = self.tile_for(seqlen_q, seqlen_k)
         packs = self._load.packs
-        of_each = -(-seqlen_q // packs), -(-seqlen_k // packs)
-        seconds = self._estimates[row].seconds(*of_each, num_splits)
+        seqlen_q, seqlen_k = -(-seqlen_q // packs), -(-seqlen_k // packs)
+        estimate = self._estimates[row]
         key_split = next(x.key_split for x in self._candidates if x.row is row)
-        return seconds + combine_seconds(key_split, of_each[0], num_splits)
+        seconds = 0.0
+        for lengths in estimate.lengths:
+            longest = round(lengths.queries[0] * seqlen_q)
+            num_splits, _ = splits_of(longest) if splits_of else splits
+            seconds += estimate.seconds_of(lengths, seqlen_q, seqlen_k, num_splits)
+            seconds += combine_seconds(key_split, longest, num_splits)
+        return seconds / len(estimate.lengths)
 
     def _choose(self, seqlen_q: int, seqlen_k: int) -> Tile:
         candidates, load = self._candidates, self._load
