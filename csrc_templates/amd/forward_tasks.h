@@ -4,6 +4,7 @@
 // keys leaves of a tile.
 #pragma once
 
+#include "first_page.h"
 #include "row_tiles.h"
 #include "scores.h"
 #include "workgroups.h"
@@ -29,6 +30,7 @@ struct Task {
   Divisor num_splits;
   Global<float> results;  // of the splits of these rows; null where keys are not split
   TileRange key_tiles;    // of persistent workgroups, whose shares are no splits
+  long first_page;        // where its pages begin, among all that are named
 };
 
 // One of a task's rows.
@@ -182,9 +184,9 @@ struct OutputRow {
   }
 };
 
-__device__ inline Pages pages_of(const Modifiers& m, long stride, long batch) {
-  return {m.block_table + batch * m.block_table_batch, m.page_size,
-          static_cast<unsigned>(m.num_pages - 1), stride};
+__device__ inline Pages pages_of(const Modifiers& m, long stride, const Task& task) {
+  return {m.block_table + task.first_page, m.page_size, static_cast<unsigned>(m.num_pages - 1),
+          stride};
 }
 
 // Under a mask the longest tiles go first: what is left for the end is short. Negative, or behind
@@ -203,8 +205,8 @@ __device__ inline Task task_of_tile(const CompiledArguments& arguments, const Pl
   const Arguments& a = arguments.attention;
   const int stacked = kStacksHeads ? arguments.stacked.count.divisor : 1;
   Sequence sequence = sequence_of<kIsGroup>(a, place.batch);
-  // The prefix sums of keys in pages are lengths alone.
-  if (is_paged(kAccess)) sequence.k_start = 0;
+  long first_page = 0;
+  if (is_paged(kAccess)) first_page = take_first_page(arguments.modifiers, place, sequence);
   const int queries = computed_queries<kIsGroup>(a, sequence), rows = queries * stacked;
   const int tile = tile_of(rows);
   const unsigned head_k = divide(place.head, a.gqa).value;
@@ -222,7 +224,8 @@ __device__ inline Task task_of_tile(const CompiledArguments& arguments, const Pl
           slice,
           a.num_splits,
           nullptr,
-          {}};
+          {},
+          first_page};
 }
 
 // Where the splits of a task's rows leave what they make of them; null where keys are not split.
