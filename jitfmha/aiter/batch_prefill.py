@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..layers.peer_values import ends_in, int32_vector, sums_of, with_contiguous_rows
-from ..problem.arguments import AttentionOptions
+from ..problem.arguments import Options
 from ..problem.checks import can_be_read, describe
 from ..problem.packed_pages import are_packed, shape_of_keys
 from .forward import Attention, Results, called_by_models, forward_group
@@ -77,7 +77,7 @@ def lists_of_pages(
     kv_page_indices: Tensor,
     kv_last_page_lens: Tensor | None,
     page_size: int,
-) -> AttentionOptions:
+) -> Options:
     """The lists as ``fmha_fwd`` takes them, and how many keys they name; a GPU is not read.
 
     ``kv_last_page_lens`` is looked at only where a page holds more than one key.

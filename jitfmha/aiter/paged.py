@@ -29,7 +29,7 @@ from ..layers.peer_values import (
     with_contiguous_rows,
     written_to,
 )
-from ..problem.arguments import AttentionOptions, Options
+from ..problem.arguments import Options
 from ..problem.checks import check_layout, describe, not_a_tensor, refuse_given, require_cu_seqlens
 from ..problem.dtypes import EIGHT_BIT_DTYPES, out_dtype_of
 from .batch_prefill import lists_of_pages
@@ -61,7 +61,7 @@ def attend_pages(
     k: Tensor,
     v: Tensor,
     out: Tensor | None,
-    pages: AttentionOptions,
+    pages: Options,
     softmax_scale: object,
     cu_seqlens_q: Tensor | None = None,
     max_seqlen_q: object = 1,
@@ -126,7 +126,7 @@ def attend_lists(
     return attend_pages(k=k[:, None], v=v[:, None], pages=pages, **others)
 
 
-def pages_of_table(name: str, lengths_k: Tensor, block_table: Tensor) -> AttentionOptions:
+def pages_of_table(name: str, lengths_k: Tensor, block_table: Tensor) -> Options:
     """The pages as ``fmha_fwd`` takes them, with lengths that are given under that name."""
     sums = sums_of(as_lengths(name, lengths_k))
     return {"cu_seqlens_k": sums, "block_table": with_contiguous_rows(block_table)}
