@@ -30,7 +30,6 @@ struct Task {
   Divisor num_splits;
   Global<float> results;  // of the splits of these rows; null where keys are not split
   TileRange key_tiles;    // of persistent workgroups, whose shares are no splits
-  long first_page;        // where its pages begin, among all that are named
 };
 
 // One of a task's rows.
@@ -185,8 +184,8 @@ struct OutputRow {
 };
 
 __device__ inline Pages pages_of(const Modifiers& m, long stride, const Task& task) {
-  return {m.block_table + task.first_page, m.page_size, static_cast<unsigned>(m.num_pages - 1),
-          stride};
+  return {m.block_table + first_page(m, task.place, task.sequence), m.page_size,
+          static_cast<unsigned>(m.num_pages - 1), stride};
 }
 
 // Under a mask the longest tiles go first: what is left for the end is short. Negative, or behind
@@ -204,14 +203,14 @@ __device__ inline Task task_of_tile(const CompiledArguments& arguments, const Pl
                                     int slice, TileOf tile_of) {
   const Arguments& a = arguments.attention;
   const int stacked = kStacksHeads ? arguments.stacked.count.divisor : 1;
-  Sequence sequence = sequence_of<kIsGroup>(a, place.batch);
-  long first_page = 0;
-  if (is_paged(kAccess)) first_page = take_first_page(arguments.modifiers, place, sequence);
+  const Sequence sequence = sequence_of<kIsGroup>(a, place.batch);
+  Sequence of_rows = sequence;  // where there are rows: keys in pages begin with page 0
+  if (is_paged(kAccess)) of_rows.k_start = 0;
   const int queries = computed_queries<kIsGroup>(a, sequence), rows = queries * stacked;
   const int tile = tile_of(rows);
   const unsigned head_k = divide(place.head, a.gqa).value;
   const unsigned long line = line_of(a, place);
-  return {head_of<kIsGroup>(a, place, head_k, sequence, line, queries),
+  return {head_of<kIsGroup>(a, place, head_k, of_rows, line, queries),
           Visibility::of(arguments.modifiers, sequence),
           sequence,
           place,
@@ -224,8 +223,7 @@ __device__ inline Task task_of_tile(const CompiledArguments& arguments, const Pl
           slice,
           a.num_splits,
           nullptr,
-          {},
-          first_page};
+          {}};
 }
 
 // Where the splits of a task's rows leave what they make of them; null where keys are not split.
