@@ -87,7 +87,7 @@ class PageLists:
     @property
     def without_gaps(self) -> dict[str, Tensor]:
         """The lists as AITER's functions take them, with what has no meaning behind them."""
-        last = [(length - 1) % self.page_size + 1 for length in self.lengths_k]
+        last = [(length - 1) % self.page_size + 1 if length else 1 for length in self.lengths_k]
         return {
             "kv_indptr": prefix_sums([len(own) for own in self.pages]),
             "kv_page_indices": torch.cat([*self.pages, self.lists.new_full((2,), NO_PAGE)]),

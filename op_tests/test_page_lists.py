@@ -18,6 +18,7 @@ from jitfmha.call import run
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
+AITER: Any = jitfmha.aiter
 LENGTHS_Q, LENGTHS_K = [1, 4, 1, 33, 0, 2, 1], [0, 1, 127, 129, 40, 300, 700]
 
 
@@ -66,6 +67,16 @@ def test_lists_of_other_lengths_are_calls_of_the_same_kind(rng, monkeypatch):
     assert is_same(call(it, block_table=longer), expected)
 
 
+@pytest.mark.parametrize("page_size", [1, 16, 64, 128])
+def test_aiter_functions(rng, page_size):
+    it = PageLists(rng, LENGTHS_Q, LENGTHS_K, page_size)
+    longest = {"max_seqlen_q": max(LENGTHS_Q), "max_seqlen_k": max(LENGTHS_K)}
+    results = AITER.mha_batch_prefill_func(
+        it.q, it.k, it.v, it.cu_q, **it.without_gaps, **longest, causal=True, return_lse=True
+    )
+    it.check(results, mask=2)
+
+
 LISTS = torch.zeros(4, dtype=torch.int32)
 
 
@@ -112,7 +123,6 @@ Q, PAGES, LATENT = on_meta(3, 4, 64), on_meta(9, 16, 2, 64), on_meta(9, 16, 1, 5
 SINGLE = on_meta(9, 2, 64)
 IN_LISTS = integers(4), integers(20)
 ONE = on_meta(1, dtype=torch.float32)
-AITER: Any = jitfmha.aiter
 
 
 def ragged() -> Tensor:
