@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from ..layers.peer_values import ends_in, int32_vector, sums_of, with_contiguous_rows
 from ..problem.arguments import Options
-from ..problem.checks import can_be_read, describe
+from ..problem.checks import can_be_read, check_layout, describe
 from ..problem.packed_pages import are_packed, shape_of_keys
 from .forward import Attention, Results, called_by_models, forward_group
 
@@ -82,15 +82,15 @@ def lists_of_pages(
 
     ``kv_last_page_lens`` is looked at only where a page holds more than one key.
     """
-    starts = int32_vector("kv_indptr", kv_indptr)
-    indices = int32_vector("kv_page_indices", kv_page_indices)
+    starts = _strided_vector("kv_indptr", kv_indptr)
+    indices = _strided_vector("kv_page_indices", kv_page_indices)
     if starts.shape[0] == 0:
         raise ValueError("kv_indptr has shape (0,); expected (batch + 1,)")
     sums = starts
     if page_size > 1:
         if kv_last_page_lens is None:
             raise ValueError(f"kv_last_page_lens is missing; pages of {page_size} keys need it")
-        counts, last = starts.diff(), int32_vector("kv_last_page_lens", kv_last_page_lens)
+        counts, last = starts.diff(), _strided_vector("kv_last_page_lens", kv_last_page_lens)
         _check_last_pages(counts, last, page_size)
         lengths = torch.add(last, counts - 1, alpha=page_size)
         sums = sums_of(lengths.masked_fill(counts == 0, 0))
@@ -99,6 +99,11 @@ def lists_of_pages(
         "cu_seqlens_k": sums,
         "cu_seqlens_k_padded": starts,
     }
+
+
+def _strided_vector(name: str, x: Tensor) -> Tensor:
+    check_layout(name, int32_vector(name, x))
+    return x
 
 
 def _check_last_pages(counts: Tensor, last: Tensor, page_size: int) -> None:
