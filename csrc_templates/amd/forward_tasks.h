@@ -4,6 +4,7 @@
 // keys leaves of a tile.
 #pragma once
 
+#include "first_page.h"
 #include "row_tiles.h"
 #include "scores.h"
 #include "workgroups.h"
@@ -182,8 +183,8 @@ struct OutputRow {
   }
 };
 
-__device__ inline Pages pages_of(const Modifiers& m, long stride, long batch) {
-  return {m.block_table + batch * m.block_table_batch, m.page_size,
+__device__ inline Pages pages_of(const Modifiers& m, long stride, const Task& task) {
+  return {m.block_table + first_page(m, task.place, task.sequence), m.page_size,
           static_cast<unsigned>(m.num_pages - 1), stride};
 }
 
@@ -202,14 +203,14 @@ __device__ inline Task task_of_tile(const CompiledArguments& arguments, const Pl
                                     int slice, TileOf tile_of) {
   const Arguments& a = arguments.attention;
   const int stacked = kStacksHeads ? arguments.stacked.count.divisor : 1;
-  Sequence sequence = sequence_of<kIsGroup>(a, place.batch);
-  // The prefix sums of keys in pages are lengths alone.
-  if (is_paged(kAccess)) sequence.k_start = 0;
+  const Sequence sequence = sequence_of<kIsGroup>(a, place.batch);
+  Sequence of_rows = sequence;  // where there are rows: keys in pages begin with page 0
+  if (is_paged(kAccess)) of_rows.k_start = 0;
   const int queries = computed_queries<kIsGroup>(a, sequence), rows = queries * stacked;
   const int tile = tile_of(rows);
   const unsigned head_k = divide(place.head, a.gqa).value;
   const unsigned long line = line_of(a, place);
-  return {head_of<kIsGroup>(a, place, head_k, sequence, line, queries),
+  return {head_of<kIsGroup>(a, place, head_k, of_rows, line, queries),
           Visibility::of(arguments.modifiers, sequence),
           sequence,
           place,

@@ -108,13 +108,20 @@ struct Problem {
     return {b, seqlen_q(b), seqlen_k(b), element_at(cu_seqlens_q_padded + b), first_k};
   }
 
+  // The pages of a sequence: a row of the block table, or its list.
+  const int32_t* pages_of(int64_t b) const {
+    const bool are_lists = keys.block_table_stride < 0;
+    const int64_t first =
+        are_lists ? element_at(cu_seqlens_k_padded + b) : b * keys.block_table_stride;
+    return keys.block_table + first;
+  }
+
   // The rows of one kv head, in a tensor like k or v.
   template <class T>
   RowsOfKeys<T> key_rows(const Sequence& seq, int64_t kv_head, const T* tensor,
                          const Strides& strides) const {
     const T* first = kPaged ? tensor : seq.keys_of(tensor, strides);
-    const int32_t* pages =
-        kPaged ? keys.block_table + seq.index * keys.block_table_stride : nullptr;
+    const int32_t* pages = kPaged ? pages_of(seq.index) : nullptr;
     return {first + kv_head * strides.head, strides, pages, uint32_t(shape.seqlen_k)};
   }
 
@@ -123,7 +130,7 @@ struct Problem {
     if (!kPaged) return true;
     bool is_good = true;
     for (int64_t b = 0; b < shape.batch; ++b) {
-      const int32_t* pages = keys.block_table + b * keys.block_table_stride;
+      const int32_t* pages = pages_of(b);
       const int64_t count = (seqlen_k(b) + shape.seqlen_k - 1) / shape.seqlen_k;
       for (int64_t i = 0; i < count; ++i)
         is_good &= uint32_t(element_at(pages + i)) < uint32_t(keys.num_pages);

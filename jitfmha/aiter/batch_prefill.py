@@ -9,7 +9,8 @@ import torch
 from torch import Generator, Tensor
 
 from ..layers.peer_values import ends_in, int32_vector, sums_of, with_contiguous_rows
-from ..problem.checks import describe
+from ..problem.arguments import Options
+from ..problem.checks import can_be_read, check_layout, describe
 from ..problem.packed_pages import are_packed, shape_of_keys
 from .forward import Attention, Results, called_by_models, forward_group
 
@@ -31,15 +32,14 @@ def _forward_pages(
     if kv_block_descale is not None:
         others |= _scales_of_tokens(kv_block_descale, (num_pages, heads_k, 2), page_size, others)
     if block_table is None and seqlen_k is None:
-        block_table, lengths = table_of_lists(
-            kv_indptr, kv_page_indices, kv_last_page_lens, page_size=page_size
-        )
+        pages = lists_of_pages(kv_indptr, kv_page_indices, kv_last_page_lens, page_size)
     elif block_table is None or seqlen_k is None:
         missing = "block_table" if block_table is None else "seqlen_k"
         raise ValueError(f"block_table and seqlen_k go together; {missing} is missing")
     else:
-        lengths = _int32_vector("seqlen_k", seqlen_k)
-    return forward_group(k=k, v=v, cu_seqlens_k=sums_of(lengths), block_table=block_table, **others)
+        sums = sums_of(int32_vector("seqlen_k", seqlen_k))
+        pages = {"cu_seqlens_k": sums, "block_table": block_table}
+    return forward_group(k=k, v=v, **pages, **others)
 
 
 def _as_pages(name: str, x: Tensor) -> Tensor:
@@ -72,51 +72,56 @@ def _scales_of_tokens(
     return {"k_descale": of_tokens[..., 0], "v_descale": of_tokens[..., 1]}
 
 
-def table_of_lists(
+def lists_of_pages(
     kv_indptr: Tensor,
     kv_page_indices: Tensor,
     kv_last_page_lens: Tensor | None,
     page_size: int,
-) -> tuple[Tensor, Tensor]:
-    """The lists of pages as a block table, and how many keys each sequence has."""
-    starts = _int32_vector("kv_indptr", kv_indptr)
-    indices = _int32_vector("kv_page_indices", kv_page_indices)
-    counts = starts.diff()
-    if starts.device.type == "cpu":
-        ends = starts.tolist()
-        if not ends or ends[0] < 0 or ends != sorted(ends) or ends[-1] > len(indices):
-            raise ValueError(
-                f"kv_indptr is {ends}; expected ascending numbers up to the {len(indices)} entries "
-                "of kv_page_indices"
-            )
-    most = int(counts.max()) if len(counts) else 0
-    places = starts[:-1, None] + torch.arange(most, dtype=torch.int32, device=starts.device)
-    table = places if places.numel() == 0 else indices[places.clamp(max=len(indices) - 1)]
-    if kv_last_page_lens is None:
-        if page_size != 1:
+) -> Options:
+    """The lists as ``fmha_fwd`` takes them, and how many keys they name; a GPU is not read.
+
+    ``kv_last_page_lens`` is looked at only where a page holds more than one key.
+    """
+    starts = _strided_vector("kv_indptr", kv_indptr)
+    indices = _strided_vector("kv_page_indices", kv_page_indices)
+    if starts.shape[0] == 0:
+        raise ValueError("kv_indptr has shape (0,); expected (batch + 1,)")
+    sums = starts
+    if page_size > 1:
+        if kv_last_page_lens is None:
             raise ValueError(f"kv_last_page_lens is missing; pages of {page_size} keys need it")
-        return table, counts
-    last = _int32_vector("kv_last_page_lens", kv_last_page_lens)
+        counts, last = starts.diff(), _strided_vector("kv_last_page_lens", kv_last_page_lens)
+        _check_last_pages(counts, last, page_size)
+        lengths = torch.add(last, counts - 1, alpha=page_size)
+        sums = sums_of(lengths.masked_fill(counts == 0, 0))
+    return {
+        "block_table": with_contiguous_rows(indices),
+        "cu_seqlens_k": sums,
+        "cu_seqlens_k_padded": starts,
+    }
+
+
+def _strided_vector(name: str, x: Tensor) -> Tensor:
+    check_layout(name, int32_vector(name, x))
+    return x
+
+
+def _check_last_pages(counts: Tensor, last: Tensor, page_size: int) -> None:
     if last.shape != counts.shape:
         raise ValueError(
             f"kv_last_page_lens has shape {tuple(last.shape)}; expected {tuple(counts.shape)}"
         )
+    if not can_be_read(last):
+        return
     is_wrong = (counts > 0) & ((last < 1) | (last > page_size))
-    if last.device.type == "cpu" and is_wrong.any():
+    if is_wrong.any():
         at = int(is_wrong.nonzero()[0])
         raise ValueError(
             f"kv_last_page_lens is {int(last[at])} for sequence {at}; a page holds {page_size} keys"
         )
-    return table, ((counts - 1) * page_size + last).masked_fill(counts == 0, 0)
 
 
-def _int32_vector(name: str, x: Tensor) -> Tensor:
-    if int32_vector(name, x).is_meta:
-        raise ValueError(f"{name} is on meta, where it has no values to find pages by")
-    return x
-
-
-@ends_in(called_by_models(_forward_pages))
+@ends_in(called_by_models(_forward_pages), cu_seqlens_k_padded="kv_indptr")
 def mha_batch_prefill_func(
     q: Tensor, k: Tensor, v: Tensor,
     cu_seqlens_q: Tensor, kv_indptr: Tensor, kv_page_indices: Tensor, max_seqlen_q: int,
@@ -135,7 +140,7 @@ def mha_batch_prefill_func(
     """:func:`mha_batch_prefill` with the results of :func:`flash_attn_varlen_func`."""
 
 
-@ends_in(_forward_pages)
+@ends_in(_forward_pages, cu_seqlens_k_padded="kv_indptr")
 def mha_batch_prefill(
     q: Tensor, k: Tensor, v: Tensor,
     cu_seqlens_q: Tensor, kv_indptr: Tensor, kv_page_indices: Tensor, max_seqlen_q: int,
@@ -160,8 +165,8 @@ def mha_batch_prefill(
         kv_indptr: int32 ``(b + 1,)``, where the pages of each sequence start in kv_page_indices.
         kv_page_indices: int32 ``(total pages,)``, possibly followed by what has no meaning.
         max_seqlen_q, max_seqlen_k: the longest lengths.
-        kv_last_page_lens: int32 ``(b,)``, how many keys the last page of a sequence holds; needed
-            where a page holds more than one.
+        kv_last_page_lens: int32 ``(b,)``, how many keys the last page of a sequence holds; looked
+            at where a page holds more than one.
         block_table, seqlen_k: int32 ``(b, most pages)`` and ``(b,)``, the pages of each sequence
             and its length. They replace the lists of pages, which are not looked at then.
         kv_block_descale: float32 ``(num_pages, hk, 2)``, what keys and values of each page and head

@@ -21,13 +21,12 @@ from ..layers.peer_values import (
     descales_of,
     drop_without_effect,
     ends_in,
-    sums_of,
     written_to,
 )
 from ..problem.arguments import Options
 from ..problem.checks import describe, not_a_tensor, require_cu_seqlens
 from ..problem.dtypes import out_dtype_of
-from .batch_prefill import table_of_lists
+from .batch_prefill import lists_of_pages
 
 __all__ = ["mla_decode_fwd", "mla_prefill_fwd"]
 
@@ -69,22 +68,17 @@ def _attend(
     if not isinstance(o, Tensor) or o.dim() != 3:
         raise ValueError(f"o is {describe(o)}; expected (total_q, hq, rank)")
     latent = kv_buffer[:, :, 0]
-    page_size = latent.shape[1]
-    table, lengths = table_of_lists(
-        kv_indptr, kv_indices, None if page_size == 1 else kv_last_page_lens, page_size=page_size
-    )
     scale = as_softmax_scale(sm_scale)
     options: Options = {
         "softmax_scale": max(latent.shape[-1], 1) ** -0.5 if scale is None else scale,
         "mask": 2 if as_flag("causal", causal) else 0,
         "logit_softcap": max(as_number("logit_cap", logit_cap), 0.0) or OFF,
         "cu_seqlens_q": qo_indptr,
-        "cu_seqlens_k": sums_of(lengths),
         "max_seqlen_q": as_int("max_seqlen_q", max_seqlen_q),
-        "block_table": table,
         # One asks for sums in one order, whatever else is in the batch.
         "num_splits": 1 if type(num_kv_splits) is int and num_kv_splits == 1 else OFF,
     }
+    options |= lists_of_pages(kv_indptr, kv_indices, kv_last_page_lens, latent.shape[1])
     options |= descales_of(kv_buffer, q_descale=q_scale, k_descale=kv_scale, v_descale=kv_scale)
     if o.dtype == out_dtype_of(q.dtype):
         options["out"] = o
@@ -104,6 +98,7 @@ _NAMES = {
     "rank": "o",
     "cu_seqlens_q": "qo_indptr",
     "cu_seqlens_k": "kv_indptr",
+    "cu_seqlens_k_padded": "kv_indptr",
     "block_table": "kv_indices",
     "kv_page_indices": "kv_indices",
     "softmax_scale": "sm_scale",

@@ -334,6 +334,7 @@ def _prefill(
     out="output",
     cu_seqlens_q="qo_indptr",
     cu_seqlens_k="kv_indptr",
+    cu_seqlens_k_padded="kv_indptr",
     block_table="kv_page_indices",
     q_descale="q_scale",
     k_descale="k_scale",

@@ -32,7 +32,7 @@ from ..layers.peer_values import (
 from ..problem.arguments import Options
 from ..problem.checks import check_layout, describe, not_a_tensor, refuse_given, require_cu_seqlens
 from ..problem.dtypes import EIGHT_BIT_DTYPES, out_dtype_of
-from .batch_prefill import table_of_lists
+from .batch_prefill import lists_of_pages
 
 OPERATORS = {
     "paged_attention_v1": (
@@ -61,8 +61,7 @@ def attend_pages(
     k: Tensor,
     v: Tensor,
     out: Tensor | None,
-    lengths_k: Tensor,
-    block_table: Tensor,
+    pages: Options,
     softmax_scale: object,
     cu_seqlens_q: Tensor | None = None,
     max_seqlen_q: object = 1,
@@ -81,13 +80,16 @@ def attend_pages(
 ) -> tuple[Tensor, Tensor | None]:
     """Out, and lse where it is asked for.
 
-    There is one query for each sequence, or as many as ``cu_seqlens_q`` says. Scales have a meaning
-    with 8-bit keys only.
+    ``pages`` are what :func:`pages_of_table` or :func:`lists_of_pages` makes. There is one query
+    for each sequence, or as many as ``cu_seqlens_q`` says. Scales have a meaning with 8-bit keys
+    only.
     """
     if not isinstance(q, Tensor):
         raise not_a_tensor("q", q)
     if cu_seqlens_q is None:
-        cu_seqlens_q = starts_in_batch(lengths_k.shape[0], 1, lengths_k.device)
+        sums = pages["cu_seqlens_k"]
+        assert sums is not None
+        cu_seqlens_q = starts_in_batch(sums.shape[0] - 1, 1, sums.device)
     options: Options = {
         "softmax_scale": as_softmax_scale(softmax_scale),
         "mask": 2 if as_flag("causal", causal) else 0,
@@ -96,12 +98,11 @@ def attend_pages(
         "alibi_slopes": alibi_slopes,
         "sink": as_sink(sink),
         "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": sums_of(lengths_k),
         "max_seqlen_q": as_int("max_seqlen_q", max_seqlen_q),
         "max_seqlen_k": None if max_seqlen_k is None else as_int("max_seqlen_k", max_seqlen_k),
-        "block_table": with_contiguous_rows(block_table),
         "num_splits": num_splits or OFF,
     }
+    options |= pages
     options |= descales_of(k, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     is_of_result = isinstance(out, Tensor) and out.dtype == out_dtype_of(q.dtype)
     if is_of_result and output_scale is None:
@@ -121,8 +122,14 @@ def attend_lists(
     for name, x in (("K", k), ("V", v)):
         if not isinstance(x, Tensor) or x.dim() != 3:
             raise ValueError(f"{name} is {describe(x)}; expected (num_pages, heads, hdim)")
-    table, lengths = table_of_lists(kv_indptr, kv_page_indices, None, page_size=1)
-    return attend_pages(k=k[:, None], v=v[:, None], lengths_k=lengths, block_table=table, **others)
+    pages = lists_of_pages(kv_indptr, kv_page_indices, None, page_size=1)
+    return attend_pages(k=k[:, None], v=v[:, None], pages=pages, **others)
+
+
+def pages_of_table(name: str, lengths_k: Tensor, block_table: Tensor) -> Options:
+    """The pages as ``fmha_fwd`` takes them, with lengths that are given under that name."""
+    sums = sums_of(as_lengths(name, lengths_k))
+    return {"cu_seqlens_k": sums, "block_table": with_contiguous_rows(block_table)}
 
 
 def _unified(
@@ -132,6 +139,7 @@ def _unified(
     v: Tensor,
     cu_seqlens_q: Tensor,
     seqused_k: Tensor,
+    block_table: Tensor,
     window_size: object,
     q_scales: Tensor | None,
     qq_bias: Tensor | None,
@@ -159,7 +167,7 @@ def _unified(
         v=v,
         out=out,
         cu_seqlens_q=cu_seqlens_q,
-        lengths_k=as_lengths("seqused_k", seqused_k),
+        pages=pages_of_table("seqused_k", seqused_k, block_table),
         window=as_window(window_size)[:2],
         sink=sinks,
         q_descale=q_descale,
@@ -232,8 +240,6 @@ def _classic(
     v_scale: Tensor | None,
     fp8_out_scale: Tensor | None,
     mtp: object,
-    lengths_k: Tensor,
-    block_table: Tensor,
     **others: Any,
 ) -> Tensor:
     refuse_given(fp8_out_scale=fp8_out_scale)
@@ -244,8 +250,6 @@ def _classic(
         k=_rows_of_pages("key_cache", key_cache, kv_cache_layout),
         v=_rows_of_pages("value_cache", value_cache, kv_cache_layout),
         out=out,
-        lengths_k=lengths_k,
-        block_table=block_table,
         softmax_scale=scale,
         softcap=logits_soft_cap,
         k_descale=k_scale,
@@ -281,8 +285,7 @@ def _v1(
     window = as_int("sliding_window", sliding_window)
     return _classic(
         query=query,
-        lengths_k=as_lengths("context_lens", context_lens),
-        block_table=block_tables,
+        pages=pages_of_table("context_lens", context_lens, block_tables),
         max_seqlen_k=max_context_len,
         window=(window - 1, 0) if window > 0 else (-1, -1),
         **others,
@@ -300,9 +303,8 @@ def _ragged(
     without_effect = "workspace_buffer", "kv_cache_dtype", "partition_size", "max_num_partitions"
     drop_without_effect(others, *without_effect)
     page_size = as_int("block_size", block_size)
-    last = None if page_size == 1 else kv_last_page_lens
-    table, lengths = table_of_lists(kv_indptr, kv_page_indices, last, page_size=page_size)
-    return _classic(lengths_k=lengths, block_table=table, **others)
+    pages = lists_of_pages(kv_indptr, kv_page_indices, kv_last_page_lens, page_size)
+    return _classic(pages=pages, **others)
 
 
 _CLASSIC_NAMES = {
@@ -347,7 +349,13 @@ def paged_attention_v1(
     """
 
 
-@ends_in(_ragged, **_CLASSIC_NAMES, block_table="kv_page_indices", cu_seqlens_k="kv_indptr")
+@ends_in(
+    _ragged,
+    **_CLASSIC_NAMES,
+    block_table="kv_page_indices",
+    cu_seqlens_k="kv_indptr",
+    cu_seqlens_k_padded="kv_indptr",
+)
 def paged_attention_ragged(
     out: Tensor, workspace_buffer: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor,
     scale: float, kv_indptr: Tensor, kv_page_indices: Tensor, kv_last_page_lens: Tensor | None,
@@ -383,8 +391,7 @@ def _asm(
         k=K,
         v=V,
         out=out_,
-        lengths_k=as_lengths("context_lens", context_lens),
-        block_table=block_tables,
+        pages=pages_of_table("context_lens", context_lens, block_tables),
         cu_seqlens_q=qo_indptr,
         max_seqlen_q=1 if qo_indptr is None else max_qlen,
         softmax_scale=None,

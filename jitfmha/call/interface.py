@@ -184,7 +184,9 @@ def fmha_fwd(
             ``(num_pages, hk, page_size / x, hdim_v, x)``, with as many numbers in x as 16 bytes
             hold and the last three dimensions contiguous. Sequences
             may share pages; what stands behind the last page of a sequence has no meaning. There is
-            no backward pass.
+            no backward pass. Or int32 ``(total pages,)``, a list for each sequence, as SGLang has
+            them: ``cu_seqlens_k_padded`` then says where each begins in it, and need not begin
+            at 0. Where a page holds one key it may be ``cu_seqlens_k``, which it is by default.
         num_splits: into how many parts the keys of a sequence are split, up to 128, so that more
             threads, or compute units, have something to do; 0 leaves the choice. A part is a whole
             number of key tiles, so that short sequences have fewer. Results depend on it in their

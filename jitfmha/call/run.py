@@ -23,6 +23,7 @@ from ..problem.arguments import (
     Arguments,
     CuSeqlens,
     Descales,
+    KeyOptions,
     Tensors,
     is_of_tokens,
     new_tuple,
@@ -31,6 +32,7 @@ from ..problem.dtypes import out_dtype_of
 from ..problem.mask import OPEN_WINDOW
 from ..problem.memory import HUGE_PAGES_FROM_BYTES, extent, may_overlap, request_huge_pages
 from ..problem.packed_pages import DIMENSIONS as PACKED_DIMENSIONS
+from ..problem.page_lists import are_lists
 from ..problem.problem import (
     PlainSizes,
     Problem,
@@ -310,7 +312,7 @@ def key_of(arguments: Arguments) -> tuple[Hashable, Any]:
         None if descales is None else _described_descales(descales),
         None if modifiers is None else _described_modifiers(modifiers),
         None if dropout is None else described(dropout),
-        None if keys is None else described(keys),
+        None if keys is None else _described_keys(keys),
         # The same shapes, the common case, are compared 0.8 us quicker than the last sizes.
         k_shape != v_shape and is_v_at_k(k, v),
     ), (
@@ -355,6 +357,15 @@ def _described_descales(descales: Descales) -> tuple[object, ...]:
     return described(
         (x.dim(), x.dtype, x.device, x.is_neg()) if is_of_tokens(x) else x for x in descales
     )
+
+
+def _described_keys(keys: KeyOptions) -> tuple[object, ...]:
+    """Describe them without the length of lists of pages, which is another in every step."""
+    table = keys.block_table
+    if table is None or not are_lists(table):
+        return described(keys)
+    of_lists = table.is_contiguous(), table.dtype, table.device, table.is_neg()
+    return (*of_lists, *described(keys[1:]))
 
 
 def _lengths_of_features(

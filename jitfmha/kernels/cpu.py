@@ -26,6 +26,7 @@ from ..planning.target import AVX2_FLAGS, AVX512_FLAGS, CpuIsa, CpuTarget, Targe
 from ..problem.arguments import Descales, Dropout, KeyOptions, Tensors, is_of_tokens
 from ..problem.dtypes import EIGHT_BIT_NAMES
 from ..problem.features import Feature
+from ..problem.page_lists import stride_of_rows
 from ..problem.problem import Direction, GradientStrides, PlainSizes, Problem, check_pages
 from ..problem.score_features import NUMBER_FEATURES, TENSOR_FEATURES, Modifiers
 from .modifiers import (
@@ -594,7 +595,7 @@ def _packed_modifiers(
 
 def _packed_keys(keys: KeyOptions, k: Tensor) -> bytes:
     table, num_splits, out_accum, lse_accum = keys
-    pages = (0, 0, 0) if table is None else (table.data_ptr(), table.stride(0), k.shape[0])
+    pages = (0, 0, 0) if table is None else (table.data_ptr(), stride_of_rows(table), k.shape[0])
     return KEY_OPTIONS.packer.pack(*pages, num_splits, 0, address(out_accum), address(lse_accum))
 
 

@@ -315,8 +315,8 @@ class _Cache(NamedTuple):
         skipped = 0
         starts = starts_in_batch(self.batch, self.k.shape[1], self.k.device)
         if self.leftpad is not None and self.batch > 0:
-            # The first sequence starts at the first row.
-            skipped = 0 if self.leftpad.is_meta else int(self.leftpad[0])
+            # Where rows are checked the first sequence starts at the first one; kernels do without.
+            skipped = int(self.leftpad[0]) if can_be_read(self.leftpad) else 0
             starts[:-1] += self.leftpad
             starts -= skipped
         return self._lying(lambda x: x.flatten(0, 1)[skipped:], starts, None)

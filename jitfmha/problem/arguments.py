@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 from .checks import describe, refuse_unexpected
 from .features import Feature
 from .mask import INT64_MAX, OPEN_WINDOW, Mask
+from .page_lists import are_lists
 from .score_features import (
     NUMBER_FEATURES,
     SCORE_FEATURES,
@@ -137,10 +138,9 @@ class CuSeqlens(NamedTuple):
     max_seqlen_q: int | None
     max_seqlen_k: int | None
 
-    @property
-    def is_padded(self) -> bool:
-        """Whether there may be unused rows between the sequences."""
-        return self.q_padded is not self.q or self.k_padded is not self.k
+    def is_padded(self, has_pages: bool) -> bool:
+        """Whether there may be unused rows between the sequences, of keys where these are rows."""
+        return self.q_padded is not self.q or not (has_pages or self.k_padded is self.k)
 
     def named(self) -> tuple[tuple[str, Tensor], ...]:
         """The prefix sums under the names of their arguments."""
@@ -180,7 +180,8 @@ class KeyOptions(NamedTuple):
     """Where keys and values lie, and how they are split.
 
     Attributes:
-        block_table: the pages of each sequence; None where keys do not lie in pages.
+        block_table: the pages of each sequence, or lists of them; None where keys do not lie in
+            pages.
         num_splits: into how many parts the keys of a sequence are split; 0 leaves the choice.
         out_accum, lse_accum: where the results of each part go, if somebody wants them: float32
             ``(num_splits, b, hq, sq, hdim_v)`` and ``(num_splits, b, hq, sq)``, in gm1
@@ -419,7 +420,8 @@ def gather_keys(
         check_pages_have_lengths(cu_seqlens is not None)
     if block_table is not None and cu_seqlens is not None:
         padded = cu_seqlens.k_padded
-        if padded is not cu_seqlens.k:
+        has_rows = not isinstance(block_table, Tensor) or not are_lists(block_table)
+        if padded is not cu_seqlens.k and has_rows:
             raise ValueError(
                 f"cu_seqlens_k_padded ({describe(padded)}) cannot be combined with block_table "
                 f"({describe(block_table)}), which says where keys lie"

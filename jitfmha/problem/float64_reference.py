@@ -21,7 +21,7 @@ sees no key has output 0, lse -inf (the sink where there is one) and gradients 0
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ from .arguments import Arguments, Descales, Tensors, is_of_tokens
 from .dropout import dropout_randval, largest_kept
 from .mask import OPEN_WINDOW, Mask, parse_mask
 from .packed_pages import are_packed, as_rows
+from .page_lists import pages_of_sequences
 from .problem import Problem
 from .score_features import Modifiers
 
@@ -272,11 +273,12 @@ def _of_sequence(options: Mapping[str, Any], n: int, rows: slice, keys: slice) -
     return one
 
 
-def unpaged(cache: Tensor, block_table: Tensor, seqlens_k: Sequence[int]) -> Tensor:
+def unpaged(cache: Tensor, block_table: Iterable[Tensor], seqlens_k: Sequence[int]) -> Tensor:
     """The keys or values of paged sequences, packed one after the other ``(total_k, hk, hdim)``.
 
-    cache is ``(num_pages, page_size, hk, hdim)``. Row ``n`` of ``block_table (b, most pages)``
-    names the pages of sequence ``n``, which has ``seqlens_k[n]`` keys.
+    cache is ``(num_pages, page_size, hk, hdim)``. Row ``n`` of a ``block_table (b, most pages)``,
+    or one of other tensors in place of rows, names the pages of sequence ``n``, which has
+    ``seqlens_k[n]`` keys.
     """
     page_size, pieces = cache.shape[1], [cache.new_empty(0, *cache.shape[2:])]
     for pages, seqlen in zip(block_table, seqlens_k, strict=True):
@@ -295,11 +297,12 @@ def _packed(call: Arguments | Tensors) -> tuple[Tensor, Tensor, Spans]:
     assert sums is not None
     table = None if call.keys is None else call.keys.block_table
     lengths_q, lengths_k = sums.q.diff().tolist(), sums.k.diff().tolist()
-    first_keys = sums.k_padded if table is None else sums.k
+    first_keys = sums.k_padded if table is None else sums.k - sums.k[:1]
     if table is not None:
         if are_packed(k):
             k, v = as_rows("k", k), as_rows("v", v)
-        k, v = unpaged(k, table, lengths_k), unpaged(v, table, lengths_k)
+        pages = pages_of_sequences(table, sums.k_padded)
+        k, v = unpaged(k, pages, lengths_k), unpaged(v, pages, lengths_k)
     starts_q, starts_k = sums.q_padded.tolist()[:-1], first_keys.tolist()[:-1]
     return k, v, Spans(lengths_q, lengths_k, starts_q, starts_k)
 
@@ -408,9 +411,11 @@ def _forward(problem: Problem, tensors: Tensors) -> Result:
     k, v, spans = _packed(tensors)
     table = None if tensors.keys is None else tensors.keys.block_table
     if table is not None:
+        assert tensors.cu_seqlens is not None
         for name, x in (("k_descale", scales.k), ("v_descale", scales.v)):
             if is_of_tokens(x):
-                options[name] = unpaged(x, table, spans.lengths_k)
+                pages = pages_of_sequences(table, tensors.cu_seqlens.k_padded)
+                options[name] = unpaged(x, pages, spans.lengths_k)
     return attention_packed(tensors.q, k, v, *spans, **options)
 
 

@@ -35,6 +35,7 @@ from .packed_pages import (
     strides_of_keys,
     strides_of_values,
 )
+from .page_lists import are_lists, pages_of_sequences
 from .score_features import SCORE_FEATURES, AskedModifiers, Beside, asked_modifiers, check_modifiers
 from .torch_parts import is_recorded_by_jit_trace
 
@@ -329,7 +330,7 @@ def make_problem(arguments: Arguments) -> Problem:
         softmax_scale=float(hdim_q) ** -0.5 if softmax_scale is None else float(softmax_scale),
         sizes=sizes,
         has_lse=arguments.return_lse,
-        is_padded=cu_seqlens is not None and cu_seqlens.is_padded,
+        is_padded=cu_seqlens is not None and cu_seqlens.is_padded(keys.block_table is not None),
         bf16_cvt=check_bf16_cvt(arguments.bf16_cvt),
         q_descale=_descale_strides(descales.q, batch, heads_k),
         k_descale=_descale_strides(descales.k, batch, heads_k),
@@ -524,6 +525,13 @@ def _check_lengths_of_keys(arguments: Arguments) -> None:
         raise ValueError(f"v has seqlen {seqlen_v}, k has {seqlen_k}; they must be equal")
     if keys is not None and keys.block_table is not None and seqlen_k < 1:
         raise ValueError(f"k has shape {tuple(k.shape)}; a page holds at least one key")
+    if seqlen_k > 1 and keys is not None and keys.block_table is not None:
+        sums = arguments.cu_seqlens
+        if are_lists(keys.block_table) and sums is not None and sums.k_padded is sums.k:
+            raise ValueError(
+                f"block_table has shape {tuple(keys.block_table.shape)}; a table is (batch, most "
+                "pages), and for lists of pages cu_seqlens_k_padded says where each begins"
+            )
 
 
 @_looks_at("lengths")
@@ -696,7 +704,7 @@ def check_cu_seqlens_values(
     if block_table is None:
         _check_side("k", k, k_padded, max_seqlen_k, sizes[1])
     else:
-        _check_paged_side(k, max_seqlen_k, sizes[1], block_table)
+        _check_paged_side(cu_seqlens, sizes[1], block_table)
     return used_rows == sizes[0]
 
 
@@ -731,17 +739,26 @@ def _check_side(side: str, plain: Tensor, padded: Tensor, max_seqlen: int | None
     return used_rows
 
 
-def _check_paged_side(
-    plain: Tensor, max_seqlen: int | None, page_size: int, block_table: Tensor
-) -> None:
+def _check_paged_side(cu_seqlens: CuSeqlens, page_size: int, block_table: Tensor) -> None:
+    plain = cu_seqlens.k
+    if are_lists(block_table):
+        plain = plain - plain[:1]  # kernels look at differences alone
     sums = plain.tolist()
-    _check_side("k", plain, plain, max_seqlen, sums[-1])
-    room = block_table.shape[1] * page_size
-    for i, (start, end) in enumerate(itertools.pairwise(sums)):
-        if end - start > room:
+    _check_side("k", plain, plain, cu_seqlens.max_seqlen_k, sums[-1])
+    pages, rows = [block_table.shape[-1]] * (len(sums) - 1), "a row of block_table"
+    if are_lists(block_table):
+        starts, rows = cu_seqlens.k_padded.tolist(), "its list in block_table"
+        pages = [end - start for start, end in itertools.pairwise(starts)]
+        if min(pages, default=0) < 0 or starts[0] < 0 or starts[-1] > block_table.shape[0]:
             raise ValueError(
-                f"sequence {i} has {end - start} keys by cu_seqlens_k; a row of block_table "
-                f"has room for {room} of them, {block_table.shape[1]} pages of {page_size}"
+                f"cu_seqlens_k_padded is {starts}; expected ascending numbers up to the "
+                f"{block_table.shape[0]} entries of block_table"
+            )
+    for i, ((start, end), count) in enumerate(zip(itertools.pairwise(sums), pages, strict=True)):
+        if end - start > count * page_size:
+            raise ValueError(
+                f"sequence {i} has {end - start} keys by cu_seqlens_k; {rows} has room for "
+                f"{count * page_size} of them, {count} pages of {page_size}"
             )
 
 
@@ -778,10 +795,10 @@ def _check_block_table(block_table: Tensor, k: Tensor, v: Tensor, batch: int) ->
     check_given("block_table", block_table, k)
     if block_table.dtype != torch.int32:
         raise TypeError(f"block_table has dtype {block_table.dtype}; it must be torch.int32")
-    if block_table.dim() != 2 or block_table.shape[0] != batch:
+    if block_table.dim() not in (1, 2) or (block_table.dim() == 2 and len(block_table) != batch):
         raise ValueError(
             f"block_table has shape {tuple(block_table.shape)}; expected (batch, most pages), the "
-            f"batch being {batch}"
+            f"batch being {batch}, or lists of one dimension"
         )
     check_last_dimension("block_table", block_table)
     if block_table.is_neg():
@@ -793,15 +810,17 @@ def _check_block_table(block_table: Tensor, k: Tensor, v: Tensor, batch: int) ->
 def check_pages(cu_seqlens: CuSeqlens, block_table: Tensor, k: Tensor) -> None:
     """Raise ``ValueError`` where sequences have pages that are not there; reads the tensors."""
     num_pages, page_size, _, _ = shape_of_keys(k)
-    counts = cu_seqlens.k.diff().add(page_size - 1).div(page_size, rounding_mode="floor")
-    in_use = torch.arange(block_table.shape[1]) < counts[:, None]
-    is_wrong = in_use & ((block_table < 0) | (block_table >= num_pages))
-    if is_wrong.any():
-        sequence, place = is_wrong.nonzero()[0].tolist()
-        raise ValueError(
-            f"block_table names page {int(block_table[sequence, place])} as page {place} of "
-            f"sequence {sequence}; k has {num_pages} pages"
-        )
+    counts = [-(-length // page_size) for length in cu_seqlens.k.diff().tolist()]
+    named = pages_of_sequences(block_table, cu_seqlens.k_padded)
+    for sequence, (pages, count) in enumerate(zip(named, counts, strict=True)):
+        used = pages[:count]
+        is_wrong = (used < 0) | (used >= num_pages)
+        if is_wrong.any():
+            place = int(is_wrong.nonzero()[0])
+            raise ValueError(
+                f"block_table names page {int(used[place])} as page {place} of sequence "
+                f"{sequence}; k has {num_pages} pages"
+            )
 
 
 def _check_sums(name: str, sums: list[int]) -> None:

@@ -379,7 +379,9 @@ def _keys(facts: _Facts) -> Numbers:
         k, v, table = (facts.tensor(name) for name in ("k", "v", "block_table"))
         numbers["page_size.divisor"] = problem.seqlen_k, "keys of a page"
         numbers["num_pages"] = k.shape[0], "pages"
-        if table.shape[0] > 1:
+        if len(table.shape) == 1:
+            numbers["block_table_batch"] = -1, "there are lists in place of a table"
+        elif table.shape[0] > 1:
             numbers["block_table_batch"] = table.strides[0], "the table's stride"
         for name, each in (("k", k), ("v", v)):
             if each.shape[0] > 1:

@@ -217,7 +217,7 @@ def _problem_of(tensors: Tensors, told: Problem) -> Problem:
     if tensors.gradients is None or tensors.lse is None:
         if told.has_lse != (tensors.lse is not None):
             raise ValueError(f"problem.has_lse is {told.has_lse}")
-        return make_problem(forward)
+        return make_problem(forward).with_unevenness(cu_seqlens)
     dout, dlse, dq, dk, dv, _ = tensors.gradients
     backward = BackwardArguments(forward, tensors.lse, dout, dlse, dq, dk, dv)
     return make_backward_problem(

@@ -248,18 +248,23 @@ def test_what_decode_allocates_is_bounded_by_the_chip(runtime, batch):
 
 
 @pytest.mark.parametrize(
-    ("max_seqlen_k", "are_split"),
+    ("max_seqlen_k", "lists", "are_split"),
     [
-        (None, True),  # as many keys as the table has pages for
-        (8192, True),
-        (64, False),
+        (None, None, True),  # as many keys as the table has pages for
+        (8192, None, True),
+        (64, None, False),
+        (None, 4 * 128, True),  # as many as the lists have in the mean
+        (None, 4, False),
+        (8192, 4, True),
     ],
 )
-def test_keys_in_pages_are_split_by_the_longest_sequence(runtime, max_seqlen_k, are_split):
+def test_keys_in_pages_are_split_by_the_longest_sequence(runtime, max_seqlen_k, lists, are_split):
     q = torch.zeros(4, 32, 128, dtype=torch.bfloat16)
     k = torch.zeros(1, 1, 8, 128, dtype=torch.bfloat16).expand(3, 64, -1, -1)
-    table = torch.zeros(4, 128, dtype=torch.int32)
+    table = torch.zeros((4, 128) if lists is None else lists, dtype=torch.int32)
     ends = {"cu_seqlens_q": prefix_sums([1] * 4), "cu_seqlens_k": prefix_sums([64] * 4)}
+    if lists is not None:
+        ends["cu_seqlens_k_padded"] = prefix_sums([1] * 4)
     longest = {"max_seqlen_q": 1, "max_seqlen_k": max_seqlen_k}
     with runtime.stands_for(runtime.target("MI300X")):
         fmha_fwd(q, k, k, block_table=table, **ends, **longest)

@@ -20,6 +20,7 @@ from amd_problems import AmdProblem
 from backward_calls import BackwardCall
 from descaled_calls import scales_of_tokens
 from packed_pages import packed_keys, packed_values
+from page_lists import PageLists
 from plain_backward_tree import PlainGradients, PlainOther, write_backward_tree
 from plain_tree import PLAIN_NAME, PlainKernel, UseTree, plain_listing, write_manifest, write_tree
 from rigs.modelled_call import take_only
@@ -151,13 +152,23 @@ def packed(rng: torch.Generator) -> None:
     fmha_fwd(q, k, v, cu_seqlens_q=sums_q, cu_seqlens_k=sums_k, block_table=table)
 
 
+def listed(rng: torch.Generator) -> None:
+    """Pages that lists name in place of a table."""
+    it = PageLists(rng, [1, 1, 1], [40, 0, 33], 16, (6, 2), 64, dtype=torch.bfloat16)
+    pages = (x.nan_to_num() for x in (it.k, it.v))  # a diagnosis has no tensors with NaN in them
+    fmha_fwd(it.q, *pages, **it.groups)
+
+
 def tensors(rng: torch.Generator, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=rng).to(torch.bfloat16) for shape in shapes]
 
 
 @pytest.mark.parametrize(
     ("call", "kernels"),
-    [(ready, [1, 3, 3]), (split, [2]), (compiled, [1, 2]), (scaled, [1]), (packed, [1])],
+    [
+        *((ready, [1, 3, 3]), (split, [2]), (compiled, [1, 2]), (scaled, [1]), (packed, [1])),
+        (listed, [1]),
+    ],
     ids=lambda x: str(x)[:16],
 )
 def test_what_is_right_is_found_to_be(rng, recorded, call, kernels):

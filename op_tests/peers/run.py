@@ -1,10 +1,10 @@
-"""Runs the public tests of flash-attn and AITER against this package, on the CPU.
+"""Runs the public tests of flash-attn and AITER against this package, on the CPU or emulated.
 
     git clone https://github.com/Dao-AILab/flash-attention DIR
     python op_tests/peers/run.py --suite flash-attn --tests DIR --sample 100
 
 ``--tests`` is a checkout of the suite's repository: Dao-AILab/flash-attention, or ROCm/aiter for
-the suites ``aiter`` and ``aiter-varlen``. The tests need einops.
+the suites ``aiter``, ``aiter-varlen``, ``aiter-prefill`` and ``aiter-mla``. The tests need einops.
 
 A case passes, skips itself, fails, or is refused: this package raised ``NotImplementedError``. One
 whose own assertion fails before it has called anything of this package counts as skipped. With
@@ -22,15 +22,22 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from adapter import SUITES, calls
 from cases import Parameters, ParametrizedTest, parametrized_tests
 
+from jitfmha import emulate
+from jitfmha.amd.chips import Arch
+
 HERE = Path(__file__).parent
 _PACKAGE = "jitfmha"
+_LENGTHS = re.compile("seqlen|.*_lens?$")
 _TRIES = 50  # for each case of a sample, most of which may be skipped
 
 
@@ -41,6 +48,7 @@ class Outcomes:
     Attributes:
         expected: patterns of messages by the name of the reason.
         longest: sequences of cases that are tried.
+        target: what the cases run on.
         counts: of each test's cases, by how they ended.
         refusals: how many cases each expected reason stopped.
         faults: descriptions of the cases that failed, or were refused for an unexpected reason.
@@ -48,6 +56,7 @@ class Outcomes:
 
     expected: dict[str, str]
     longest: int
+    target: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     refusals: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -59,13 +68,13 @@ class Outcomes:
         return ended
 
     def _ended(self, test: ParametrizedTest, parameters: Parameters) -> str:
-        lengths = (x for n, x in parameters.items() if n.startswith("seqlen"))
+        lengths = (x for n, x in parameters.items() if _LENGTHS.match(n))
         if max((x for x in lengths if type(x) is int), default=0) > self.longest:
             return "too long"
         described = f"{test.name}({', '.join(f'{n}={x}' for n, x in parameters.items())})"
         called = calls.total()
         try:
-            with contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.redirect_stdout(io.StringIO()), self.target():
                 _call(test, parameters)
         except pytest.skip.Exception:
             return "skipped"
@@ -136,6 +145,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--suite", choices=SUITES, required=True)
     parser.add_argument("--tests", type=Path, required=True, metavar="DIR", help="the checkout")
+    parser.add_argument("--emulate", choices=get_args(Arch), help="in place of the CPU's kernels")
     parser.add_argument("--only", metavar="TEST", help="one test function")
     parser.add_argument(
         "--longest", type=int, default=sys.maxsize, metavar="N", help="leave longer sequences out"
@@ -148,12 +158,14 @@ def main() -> int:
         parser.error(f"{arguments.tests} is no checkout of {suite.repository}: no {suite.tests}")
     seed = random.randrange(2**31) if arguments.seed is None else arguments.seed
     print(f"{arguments.suite}, --seed {seed}")
-    tests = parametrized_tests(suite.load(arguments.tests))
+    tests = parametrized_tests(suite.load(arguments.tests, arguments.emulate))
     if arguments.only is not None:
         tests = [test for test in tests if test.name == arguments.only]
         if not tests:
             parser.error(f"--only {arguments.only}: there is no such test")
     outcomes = Outcomes(dict(suite.refusals), arguments.longest)
+    if arguments.emulate is not None:
+        outcomes.target = partial(emulate, arguments.emulate)
     run_suite(tests, outcomes, arguments.sample, seed)
     return 0 if report(outcomes) else 1
 

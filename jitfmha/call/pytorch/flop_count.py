@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...problem.mask import Mask
 from ...problem.packed_pages import shape_of_keys
+from ...problem.page_lists import most_pages
 from ...problem.torch_parts import dispatch_modes
 from .ops import BACKWARD_NAMES, NAMES, NAMES_WITH_OUT, mask_of
 
@@ -83,7 +84,7 @@ def _lengths(flat: dict[str, Any]) -> list[tuple[int, int]]:
     table = flat.get("block_table")
     longest_k = k.shape[0] // max(batch, 1)
     if table is not None:
-        longest_k = table.shape[1] * shape_of_keys(k)[1]
+        longest_k = most_pages(table, batch) * shape_of_keys(k)[1]
     return [(q.shape[0] // max(batch, 1), longest_k)] * batch
 
 

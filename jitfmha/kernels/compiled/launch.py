@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...problem.arguments import CuSeqlens, Descales, Tensors
+from ...problem.page_lists import most_pages, stride_of_rows
 from ...problem.problem import check_pages
 from ..launcher import TENSORS, AmdLaunch
 from ..modifiers import address, read_tensors
@@ -147,7 +148,7 @@ class ForwardLaunch(NamedTuple):
         if seqlen_k is None:
             seqlen_k = self.mean_seqlen_k
             if table is not None:
-                seqlen_k = table.shape[1] * self.page_size
+                seqlen_k = most_pages(table, cu_seqlens.q.shape[0] - 1) * self.page_size
         return choice.splits(max_seqlen_q, seqlen_k)
 
     def _packed_pages(self, table: Tensor | None, k: Tensor) -> tuple[int, ...]:
@@ -155,7 +156,7 @@ class ForwardLaunch(NamedTuple):
         if table is None:
             return _NO_PAGES
         size = self.page_size
-        return table.data_ptr(), table.stride(0), *self.pages, size, _WORD // size, k.shape[0]
+        return table.data_ptr(), stride_of_rows(table), *self.pages, size, _WORD // size, k.shape[0]
 
 
 _NO_DESCALES = Descales()

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 Access = Literal["near", "far", "paged", "packed_pages", "wide_pages"]
 
-_HEADERS = ("dropout.h", "elements.h", "forward_tasks.h", "row_tiles.h", "scores.h")
+_HEADERS_OF_TURNS = ("first_page.h",)
+_HEADERS = (
+    *_HEADERS_OF_TURNS,
+    *("dropout.h", "elements.h", "forward_tasks.h", "row_tiles.h", "scores.h"),
+)
 _VALUES_OF_TURNS = (
     *("shared_structs", "kernel", "combine_kernel", "out_element"),
     *("hdim_q", "hdim_v", "rounding", "own_rows", "other_rows"),
@@ -451,7 +455,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
     }
     headers: tuple[str, ...] = _HEADERS
     if traits.takes_turns:
-        headers = ()
+        headers = _HEADERS_OF_TURNS
         values = {name: values[name] for name in _VALUES_OF_TURNS} | {
             "has_8_bits": int(traits.dtype in EIGHT_BIT_NAMES),
             "mask": 2 if traits.is_masked else 0,

@@ -1,0 +1,60 @@
+"""Pages that lists name, on the emulator with its sanitizer."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from amd_problems import FP8
+from closeness import is_same
+from page_lists import PageLists
+from ready_calls import CHIPS
+from untyped import explain, fmha_fwd
+
+from jitfmha import emulate
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+# Words of the kernels' names, and calls that they serve: queries of each sequence, and more.
+_KINDS: dict[str, tuple[list[int], dict[str, Any]]] = {
+    "_decode": ([1, 1, 1, 1, 1], {"heads": (8, 2), "hdim": 64}),
+    "_latent": ([2, 1, 2, 0, 2], {"heads": (16, 1), "hdim": 320, "rank": 300}),
+    "_listed": ([150, 1, 2, 0, 1], {"heads": (2, 2), "hdim": 96}),
+    "_turns": ([257, 300, 290, 256, 257], {"heads": (1, 1), "hdim": 64}),
+    "": ([30, 20, 40, 0, 1], {"heads": (2, 1), "hdim": 96}),
+}
+_LENGTHS_K = [0, 1, 129, 40, 301]
+
+
+@pytest.mark.sample(("chip", "kind", "page_size"), [*product(CHIPS, _KINDS, (1, 16, 64, 128))], 6)
+def test_drawn_calls(rng, seed, chip, kind, page_size):
+    """In float64, and to the last bit what a table of the same pages gives."""
+    lengths_q, given = _KINDS[kind]
+    order = torch.randperm(len(_LENGTHS_K), generator=rng).tolist()
+    lengths_k = [_LENGTHS_K[i] for i in order]
+    it = PageLists(rng, lengths_q, lengths_k, page_size, dtype=torch.bfloat16, **given)
+    options = {"mask": 2 * (seed % 2), "softmax_scale": 0.1, "num_splits": 3 if kind == "" else 0}
+    with emulate(chip, check=True, random_order=seed) as run:
+        assert kind in explain(it.q, it.k, it.v, **it.groups, **options).plan.kernel
+        actual, by_table = (
+            fmha_fwd(it.q, it.k, it.v, return_lse=True, **groups, **options)
+            for groups in (it.groups, it.by_table)
+        )
+        assert run.findings() == ()
+    it.check(actual, **{name: options[name] for name in ("mask", "softmax_scale")})
+    assert is_same(actual, by_table)
+
+
+@pytest.mark.sample("chip", CHIPS, 1)
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_scales_of_tokens(rng, chip, page_size):
+    it = PageLists(rng, [1, 1, 1], [0, 70, 9], page_size, (4, 2), 64, dtype=FP8[chip])
+    scales = {f"{x}_descale": torch.rand(*it.k.shape[:-1], 1, generator=rng) + 0.5 for x in "kv"}
+    with emulate(chip, check=True) as run:
+        actual, by_table = (
+            fmha_fwd(it.q, it.k, it.v, return_lse=True, **groups, **scales)
+            for groups in (it.groups, it.by_table)
+        )
+        assert run.findings() == ()
+    assert is_same(actual, by_table)
+    assert actual[0].isfinite().all()
