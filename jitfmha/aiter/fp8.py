@@ -8,10 +8,10 @@ from torch import Tensor
 from ..layers.peer_values import ends_in
 from ..problem.packed_rows import sequences_of_rows
 from .dtypes import fp8_of
-from .forward import called_by_models, forward_batch, forward_group
+from .forward import OWN_NAMES, called_by_models, forward_batch, forward_group
 
 
-@ends_in(called_by_models(forward_batch))
+@ends_in(called_by_models(forward_batch), **OWN_NAMES)
 def flash_attn_fp8_pertensor_func(
     q: Tensor, k: Tensor, v: Tensor,
     q_descale: Tensor | None, k_descale: Tensor | None, v_descale: Tensor | None,
@@ -33,7 +33,7 @@ def flash_attn_fp8_pertensor_func(
     """
 
 
-@ends_in(called_by_models(forward_group))
+@ends_in(called_by_models(forward_group), **OWN_NAMES)
 def flash_attn_varlen_fp8_pertensor_func(
     q: Tensor, k: Tensor, v: Tensor,
     q_descale: Tensor | None, k_descale: Tensor | None, v_descale: Tensor | None,

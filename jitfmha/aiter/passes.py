@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..layers.peer_values import check_num_splits, ends_in
 from .backward import backward
-from .forward import Results, forward_batch, forward_group
+from .forward import OF_BATCH, OWN_NAMES, Results, forward_batch, forward_group
 
 
 def _batch(
@@ -40,7 +40,7 @@ def _backward(*, causal: object, **given: Any) -> Tensor:
     return backward(is_causal=causal, gen=None, **given)[3]
 
 
-@ends_in(_batch)
+@ends_in(_batch, **OF_BATCH)
 def _flash_attn_forward(
     q: Tensor, k: Tensor, v: Tensor,
     dropout_p: float, softmax_scale: float, causal: bool,
@@ -54,7 +54,7 @@ def _flash_attn_forward(
     """:func:`jitfmha.aiter.mha_fwd`, in another order."""
 
 
-@ends_in(_group)
+@ends_in(_group, **OWN_NAMES)
 def _flash_attn_varlen_forward(
     q: Tensor, k: Tensor, v: Tensor,
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,

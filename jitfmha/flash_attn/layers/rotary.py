@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...layers.peer_values import as_int
+from ...layers.peer_values import as_flag, as_int
 from ...problem.checks import check_layout, describe, not_a_tensor, with_clear_errors
 from ..ops.triton.rotary import apply_rotary
 
@@ -23,23 +23,52 @@ __all__ = [
 ]
 
 
+@with_clear_errors
 def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:
-    """``x (..., d)``, every pair ``(a, b)`` of it as ``(-b, a)``; pairs as of ``apply_rotary``."""
-    if interleaved:
+    """``x (..., d)``, every pair ``(a, b)`` of it as ``(-b, a)``; pairs as of ``apply_rotary``.
+
+    Raises:
+        TypeError, ValueError: x is no tensor, or d is odd.
+    """
+    if not isinstance(x, Tensor):
+        raise not_a_tensor("x", x)
+    check_layout("x", x)
+    if x.dim() == 0 or x.shape[-1] % 2:
+        raise ValueError(f"x is {describe(x)}; expected an even last dimension")
+    if as_flag("interleaved", interleaved):
         a, b = x[..., ::2], x[..., 1::2]
         return torch.stack((-b, a), dim=-1).flatten(-2)
     a, b = x.chunk(2, dim=-1)
     return torch.cat((-b, a), dim=-1)
 
 
+@with_clear_errors
 def apply_rotary_emb_torch(
     x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False
 ) -> Tensor:
     """:func:`apply_rotary_emb` in the dtype of x; ``cos`` and ``sin`` may also have a batch.
 
     x is ``(b, s, h, hdim)``, cos and sin ``(s, rotary_dim / 2)`` or ``(b, s, rotary_dim / 2)``.
+
+    Raises:
+        TypeError, ValueError: an argument breaks a rule.
     """
+    interleaved = as_flag("interleaved", interleaved)
+    for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
+        if not isinstance(tensor, Tensor):
+            raise not_a_tensor(name, tensor)
+        check_layout(name, tensor)
+        if tensor.device != x.device:
+            raise ValueError(f"{name} is on {tensor.device}, x on {x.device}")
+    shape = x.shape[:2] if cos.dim() == 3 else x.shape[1:2]
+    if x.dim() != 4 or cos.shape != sin.shape or cos.shape[:-1] != shape:
+        raise ValueError(
+            f"cos is {describe(cos)}, sin {describe(sin)}, x {describe(x)}; expected "
+            "(s, rotary_dim / 2) or (b, s, rotary_dim / 2) twice, and (b, s, h, hdim)"
+        )
     width = 2 * cos.shape[-1]
+    if width > x.shape[-1]:
+        raise ValueError(f"cos is {describe(cos)}; x has an hdim of {x.shape[-1]} only")
 
     def of_pairs(table: Tensor) -> Tensor:
         repeated = table.repeat_interleave(2, -1) if interleaved else torch.cat((table, table), -1)
@@ -108,6 +137,9 @@ def apply_rotary_emb_qkv_(
         TypeError, ValueError: an argument breaks a rule.
     """
     qkv = _writable("qkv", qkv, (4, 5))
+    for name, table in (("cos_k", cos_k), ("sin_k", sin_k)):
+        if isinstance(table, Tensor):
+            check_layout(name, table)
     if qkv.dim() == 5:
         if qkv.shape[2] != 3:
             raise ValueError(f"qkv is {describe(qkv)}; expected (b, s, 3, h, hdim)")

@@ -15,6 +15,8 @@ from ....problem.packed_rows import sequences_of_rows
 
 __all__ = ["apply_rotary"]
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 
 @with_clear_errors
 def apply_rotary(
@@ -54,6 +56,10 @@ def apply_rotary(
         if not isinstance(tensor, Tensor):
             raise not_a_tensor(name, tensor)
         check_layout(name, tensor)
+        if tensor.dtype not in _DTYPES:
+            raise TypeError(f"{name} has dtype {tensor.dtype}; expected one of {_DTYPES}")
+        if tensor.device != x.device:
+            raise ValueError(f"{name} is on {tensor.device}, x on {x.device}")
         expected = dimensions if name == "x" else 2
         if tensor.dim() != expected:
             raise ValueError(f"{name} is {describe(tensor)}; expected {expected} dimensions")
