@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..layers.peer_values import check_num_splits, ends_in
+from ..layers.peer_values import as_flag, check_num_splits, ends_in
 from .backward import backward
 from .forward import OF_BATCH, OWN_NAMES, Results, forward_batch, forward_group
 
@@ -20,24 +20,24 @@ def _batch(
 ) -> Results:
     check_num_splits(num_splits)
     return forward_batch(
-        is_causal=causal,
-        return_softmax_lse=return_lse,
-        return_dropout_randval=return_softmax,
+        is_causal=as_flag("causal", causal),
+        return_softmax_lse=as_flag("return_lse", return_lse),
+        return_dropout_randval=as_flag("return_softmax", return_softmax),
         **given,
     )
 
 
 def _group(*, causal: object, return_lse: object, return_softmax: object, **given: Any) -> Results:
     return forward_group(
-        is_causal=causal,
-        return_softmax_lse=return_lse,
-        return_dropout_randval=return_softmax,
+        is_causal=as_flag("causal", causal),
+        return_softmax_lse=as_flag("return_lse", return_lse),
+        return_dropout_randval=as_flag("return_softmax", return_softmax),
         **given,
     )
 
 
 def _backward(*, causal: object, **given: Any) -> Tensor:
-    return backward(is_causal=causal, gen=None, **given)[3]
+    return backward(is_causal=as_flag("causal", causal), gen=None, **given)[3]
 
 
 @ends_in(_batch, **OF_BATCH)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...layers.peer_values import as_flag, as_int
 from ...problem.checks import check_layout, describe, not_a_tensor, with_clear_errors
-from ..ops.triton.rotary import apply_rotary
+from ..ops.triton.rotary import DTYPES, apply_rotary
 
 __all__ = [
     "RotaryEmbedding",
@@ -187,6 +187,8 @@ def _writable(name: str, x: Tensor, dimensions: tuple[int, ...]) -> Tensor:
     if not isinstance(x, Tensor):
         raise not_a_tensor(name, x)
     check_layout(name, x)
+    if x.dtype not in DTYPES:
+        raise TypeError(f"{name} has dtype {x.dtype}; expected one of {DTYPES}")
     if x.dim() not in dimensions:
         expected = " or ".join(map(str, dimensions))
         raise ValueError(f"{name} is {describe(x)}; expected {expected} dimensions")

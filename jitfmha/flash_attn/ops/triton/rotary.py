@@ -15,7 +15,7 @@ from ....problem.packed_rows import sequences_of_rows
 
 __all__ = ["apply_rotary"]
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @with_clear_errors
@@ -56,8 +56,8 @@ def apply_rotary(
         if not isinstance(tensor, Tensor):
             raise not_a_tensor(name, tensor)
         check_layout(name, tensor)
-        if tensor.dtype not in _DTYPES:
-            raise TypeError(f"{name} has dtype {tensor.dtype}; expected one of {_DTYPES}")
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"{name} has dtype {tensor.dtype}; expected one of {DTYPES}")
         if tensor.device != x.device:
             raise ValueError(f"{name} is on {tensor.device}, x on {x.device}")
         expected = dimensions if name == "x" else 2
