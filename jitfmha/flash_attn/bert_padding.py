@@ -198,6 +198,11 @@ def _check_mask(name: str, mask: Tensor, hidden_states: Tensor) -> None:
     if not isinstance(mask, Tensor):
         raise not_a_tensor(name, mask)
     check_layout(name, mask)
+    if mask.device != hidden_states.device or mask.is_meta:
+        raise ValueError(
+            f"{name} is on {mask.device}, hidden_states on {hidden_states.device}; the values of "
+            "the mask are read"
+        )
     if mask.shape != hidden_states.shape[:2]:
         raise ValueError(
             f"{name} is {describe(mask)}; expected {tuple(hidden_states.shape[:2])}, the first two "

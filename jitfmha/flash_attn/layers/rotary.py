@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...layers.peer_values import as_flag, as_int
 from ...problem.checks import check_layout, describe, not_a_tensor, with_clear_errors
+from ...problem.memory import overlaps_itself
 from ..ops.triton.rotary import DTYPES, apply_rotary
 
 __all__ = [
@@ -192,6 +193,8 @@ def _writable(name: str, x: Tensor, dimensions: tuple[int, ...]) -> Tensor:
     if x.dim() not in dimensions:
         expected = " or ".join(map(str, dimensions))
         raise ValueError(f"{name} is {describe(x)}; expected {expected} dimensions")
+    if overlaps_itself(x):
+        raise ValueError(f"{name} has strides {x.stride()}; several of its elements are one")
     return x.clone() if x.is_leaf and x.requires_grad and torch.is_grad_enabled() else x
 
 

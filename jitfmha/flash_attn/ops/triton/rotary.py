@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ....layers.peer_values import as_flag, as_int, as_lengths, int32_vector
 from ....problem.checks import check_layout, describe, not_a_tensor, with_clear_errors
+from ....problem.memory import overlaps_itself, write_values
 from ....problem.packed_rows import sequences_of_rows
 
 __all__ = ["apply_rotary"]
@@ -91,7 +92,9 @@ def apply_rotary(
         a, b = turned.chunk(2, dim=-1)
         turned = torch.cat([a * c - b * s, a * s + b * c], dim=-1)
     if as_flag("inplace", inplace):
-        x[..., :width] = turned.to(x.dtype)
+        if overlaps_itself(x):
+            raise ValueError(f"x has strides {x.stride()}; several of its elements are one")
+        write_values(x[..., :width], turned.to(x.dtype))
         return x
     return torch.cat([turned.to(x.dtype), x[..., width:]], dim=-1)
 
