@@ -298,7 +298,7 @@ def _prefill(
         elif x is not None:
             raise not_a_tensor(name, x)
     has_parts = isinstance(splitData, Tensor) and splitData.numel() > 0
-    if has_parts and isinstance(output, Tensor):
+    if splitData is not None and has_parts and isinstance(output, Tensor):
         shape = splitData.shape[:1] + output.shape[1:]
         if splitData.shape != shape or splitLse is None or splitLse.shape != shape[:2]:
             raise ValueError(

@@ -14,6 +14,8 @@ from ..layers.peer_values import as_flag, check_num_splits, ends_in
 from .backward import backward
 from .forward import OF_BATCH, OWN_NAMES, Results, forward_batch, forward_group
 
+_FLAGS = {"return_dropout_randval": "return_softmax", "is_causal": "causal"}
+
 
 def _batch(
     *, causal: object, return_lse: object, return_softmax: object, num_splits: object, **given: Any
@@ -40,7 +42,7 @@ def _backward(*, causal: object, **given: Any) -> Tensor:
     return backward(is_causal=as_flag("causal", causal), gen=None, **given)[3]
 
 
-@ends_in(_batch, **OF_BATCH)
+@ends_in(_batch, **OF_BATCH, **_FLAGS)
 def _flash_attn_forward(
     q: Tensor, k: Tensor, v: Tensor,
     dropout_p: float, softmax_scale: float, causal: bool,
@@ -54,7 +56,7 @@ def _flash_attn_forward(
     """:func:`jitfmha.aiter.mha_fwd`, in another order."""
 
 
-@ends_in(_group, **OWN_NAMES)
+@ends_in(_group, **OWN_NAMES, **_FLAGS)
 def _flash_attn_varlen_forward(
     q: Tensor, k: Tensor, v: Tensor,
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,

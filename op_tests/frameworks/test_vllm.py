@@ -82,6 +82,13 @@ def aiter_unified(it: Serving) -> Tensor:
     return it.out
 
 
+def aiter_unified_packed(it: Serving) -> Tensor:
+    """The same file's cache of keys and values in one, ``(pages, heads, page_size, 2 * hdim)``."""
+    cache = torch.cat([it.k, it.v], dim=-1).transpose(1, 2).contiguous()
+    it.k, it.v = cache.transpose(1, 2).split(it.k.shape[-1], dim=-1)
+    return aiter_unified(it)
+
+
 def aiter_decode(it: Serving) -> Tensor:
     """``v1/attention/backends/rocm_aiter_fa.py``, 002d0eb6012db14ad48a6db7abecdc1015f2da5d."""
     with install_as("aiter"):
@@ -98,6 +105,7 @@ def aiter_decode(it: Serving) -> Tensor:
 SITES: list[tuple[Callable[[Serving], Tensor], dict[str, Any]]] = [
     (flash_attn_backend, CHUNKS),
     (aiter_unified, CHUNKS),
+    (aiter_unified_packed, CHUNKS),
     (aiter_decode, {}),
 ]
 
