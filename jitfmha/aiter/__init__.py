@@ -54,9 +54,19 @@ forward pass with the same values:
 
 from __future__ import annotations
 
+from . import dtypes as dtypes
 from . import mla as mla
 from .backward import fmha_v3_bwd, fmha_v3_varlen_bwd, mha_bwd, mha_varlen_bwd
 from .batch_prefill import mha_batch_prefill, mha_batch_prefill_func
+from .decode import OPERATORS as _OF_DECODE
+from .decode import (
+    get_pa_metadata_info_v1,
+    get_pa_metadata_v1,
+    pa_decode_gluon,
+    pa_persistent_fwd,
+    paged_attention_common,
+    paged_attention_rocm,
+)
 from .forward import (
     flash_attn_func,
     flash_attn_varlen_func,
@@ -75,10 +85,13 @@ from .mla_metadata import (
     mla_reduce_v1,
 )
 from .opus import fmha_fwd_bf16_opus_fwd, fmha_fwd_bf16_opus_varlen_fwd
-from .paged import OPERATORS as OPERATORS
+from .paged import OPERATORS as _OF_PAGES
 from .paged import pa_fwd_asm, paged_attention_ragged, paged_attention_v1
 
-OFFERED = ("mla",)
+OPERATORS = {**_OF_PAGES, **_OF_DECODE}
+"""What ``torch.ops.aiter`` has, with the schemas."""
+
+OFFERED = ("dtypes", "mla")
 """What the package has beside its functions."""
 
 __all__ = [
@@ -94,6 +107,8 @@ __all__ = [
     "fmha_v3_varlen_fwd",
     "get_mla_metadata_info_v1",
     "get_mla_metadata_v1",
+    "get_pa_metadata_info_v1",
+    "get_pa_metadata_v1",
     "get_ps_metadata_info_v1",
     "get_ps_metadata_v1",
     "mha_batch_prefill",
@@ -104,7 +119,11 @@ __all__ = [
     "mha_varlen_fwd",
     "mla_prefill_ps_asm_fwd",
     "mla_reduce_v1",
+    "pa_decode_gluon",
     "pa_fwd_asm",
+    "pa_persistent_fwd",
+    "paged_attention_common",
     "paged_attention_ragged",
+    "paged_attention_rocm",
     "paged_attention_v1",
 ]

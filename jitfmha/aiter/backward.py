@@ -20,7 +20,7 @@ from .common_arguments import bias_with_dimensions, common_options, length_of
 Results = tuple[Tensor, Tensor, Tensor, Tensor]  # dq, dk, dv, softmax_d
 
 
-def _backward(
+def backward(
     *,
     dout: Tensor,
     q: Tensor,
@@ -115,7 +115,7 @@ def _add_gradient(d_sink: Tensor, sink: Tensor, lse: Tensor, softmax_d: Tensor) 
     d_sink -= (probability * softmax_d).sum(others)
 
 
-@ends_in(_backward)
+@ends_in(backward)
 def mha_bwd(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor,
     dropout_p: float, softmax_scale: float | None,
@@ -132,7 +132,7 @@ def mha_bwd(
     """
 
 
-@ends_in(_backward)
+@ends_in(backward)
 def fmha_v3_bwd(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor,
     dropout_p: float, softmax_scale: float | None,
@@ -151,7 +151,7 @@ def fmha_v3_bwd(
     """
 
 
-@ends_in(_backward)
+@ends_in(backward)
 def mha_varlen_bwd(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor,
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
@@ -171,7 +171,7 @@ def mha_varlen_bwd(
     """
 
 
-@ends_in(_backward)
+@ends_in(backward)
 def fmha_v3_varlen_bwd(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor,
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,

@@ -286,10 +286,14 @@ def _as_return_randval(return_dropout_randval: object, dropout_p: float) -> bool
     return flag
 
 
+OWN_NAMES = {"sink": "sink_ptr", "logit_softcap": "logits_soft_cap"}
+"""What AITER's functions call the arguments of ``fmha_fwd`` that have another name there."""
+OF_BATCH = {**OWN_NAMES, "cu_seqlens_k": "cu_seqlens_kv"}
+
 # ---- The functions -------------------------------------------------------------------------------
 
 
-@ends_in(called_by_models(forward_batch))
+@ends_in(called_by_models(forward_batch), **OF_BATCH)
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor,
     dropout_p: float = 0.0, softmax_scale: float | None = None,
@@ -317,7 +321,7 @@ def flash_attn_func(
     """
 
 
-@ends_in(called_by_models(forward_group))
+@ends_in(called_by_models(forward_group), **OWN_NAMES)
 def flash_attn_varlen_func(
     q: Tensor, k: Tensor, v: Tensor,
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
@@ -346,7 +350,7 @@ def flash_attn_varlen_func(
     """
 
 
-@ends_in(forward_batch)
+@ends_in(forward_batch, **OF_BATCH)
 def mha_fwd(
     q: Tensor, k: Tensor, v: Tensor,
     dropout_p: float, softmax_scale: float | None,
@@ -374,7 +378,7 @@ def mha_fwd(
     """
 
 
-@ends_in(forward_group)
+@ends_in(forward_group, **OWN_NAMES)
 def mha_varlen_fwd(
     q: Tensor, k: Tensor, v: Tensor,
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int,
@@ -412,7 +416,7 @@ def mha_varlen_fwd(
     """
 
 
-@ends_in(forward_batch)
+@ends_in(forward_batch, **OWN_NAMES)
 def fmha_v3_fwd(
     q: Tensor, k: Tensor, v: Tensor,
     dropout_p: float, softmax_scale: float | None,
@@ -426,7 +430,7 @@ def fmha_v3_fwd(
     """:func:`mha_fwd` without sinks and prefix sums, and with a choice of rounding."""
 
 
-@ends_in(forward_group)
+@ends_in(forward_group, **OWN_NAMES)
 def fmha_v3_varlen_fwd(
     q: Tensor, k: Tensor, v: Tensor,
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..call.interface import OFF, fmha_fwd
 from ..layers import kv_cache
+from ..layers.kv_cache import starts_in_batch
 from ..layers.peer_values import (
     as_flag,
     as_int,
@@ -20,13 +22,28 @@ from ..layers.peer_values import (
     as_window,
     drop_without_effect,
     ends_in,
+    int32_vector,
     window_pair,
     with_contiguous_rows,
 )
 from ..problem.arguments import Options
-from ..problem.checks import refuse_given
+from ..problem.checks import (
+    check_layout,
+    describe,
+    not_a_tensor,
+    refuse_given,
+    require_cu_seqlens,
+    requires_any_grad,
+)
+from .fp8 import quantized
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
+__all__ = [
+    "flash_attn_fp8_func",
+    "flash_attn_func",
+    "flash_attn_varlen_fp8_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+]
 
 
 def _refuse(qv: Tensor | None, attention_chunk: object, sm_margin: object) -> None:
@@ -92,6 +109,41 @@ def _attend_cache(
     )
 
 
+def _attend_in_fp8(*, q: Tensor, k: Tensor, v: Tensor, **others: Any) -> Tensor:
+    given, is_group = {"q": q, "k": k, "v": v}, "cu_seqlens_q" in others
+    if is_group:
+        require_cu_seqlens(cu_seqlens_q=others["cu_seqlens_q"], cu_seqlens_k=others["cu_seqlens_k"])
+    for name, x in given.items():
+        if not isinstance(x, Tensor):
+            raise not_a_tensor(name, x)
+        check_layout(name, x)
+        if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            raise TypeError(f"{name} has dtype {x.dtype}; it must be bf16, fp16 or fp32")
+        if x.dim() != (3 if is_group else 4) or 0 in x.shape[-2:]:
+            shape = "(rows, heads, hdim)" if is_group else "(batch, seqlen, heads, hdim)"
+            raise ValueError(f"{name} is {describe(x)}; expected {shape}")
+    heads_k = k.shape[-2]
+    if q.shape[-2] % heads_k or v.shape[-2] != heads_k:
+        raise ValueError(
+            f"q is {describe(q)}, k {describe(k)} and v {describe(v)}; expected as many heads of "
+            "v as of k, and of q a multiple of them"
+        )
+    options: dict[str, Tensor] = {}
+    with_gradient = torch.is_grad_enabled() and requires_any_grad(q, k, v)
+    for name, x in given.items():
+        if is_group:
+            sums = int32_vector(n := f"cu_seqlens_{'q' if name == 'q' else 'k'}", others[n])
+        else:
+            sums = starts_in_batch(x.shape[0], x.shape[1], x.device)
+        rows = x if is_group else x.flatten(0, 1)
+        rounded, scale, as_rounded = quantized(rows, heads_k, sums)
+        if with_gradient:
+            given[name] = as_rounded.view(x.shape)
+        else:
+            given[name], options[f"{name}_descale"] = rounded.view(x.shape), scale
+    return _attend(**given, **options, **others).float()
+
+
 @ends_in(_attend)
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, causal: bool = False,
@@ -118,6 +170,32 @@ def flash_attn_varlen_func(
     attention_chunk: int = 0, softcap: float = 0.0, deterministic: bool = False, sm_margin: int = 0,
 ) -> Tensor:  # fmt: skip
     """:func:`flash_attn_func` for sequences that are packed one after the other."""
+
+
+@ends_in(_attend_in_fp8)
+def flash_attn_fp8_func(
+    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, causal: bool = False,
+    qv: Tensor | None = None, window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 1,
+    pack_gqa: bool | None = None, deterministic: bool = False, sm_margin: int = 0,
+) -> Tensor:  # fmt: skip
+    """:func:`flash_attn_func` of tensors of 16 or 32 bits, which are rounded to fp8.
+
+    Each sequence and head of keys has its scales. The result is float32. Where a gradient is asked
+    for, attention is computed in q's dtype with the numbers as they are rounded, and rounding has
+    the derivative 1.
+    """
+
+
+@ends_in(_attend_in_fp8)
+def flash_attn_varlen_fp8_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    max_seqlen_q: int, max_seqlen_k: int,
+    softmax_scale: float | None = None, causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0,
+    deterministic: bool = False, sm_margin: int = 0,
+) -> Tensor:  # fmt: skip
+    """:func:`flash_attn_fp8_func` for sequences that are packed one after the other."""
 
 
 @ends_in(_attend_cache, block_table="page_table")

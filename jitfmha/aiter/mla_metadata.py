@@ -298,6 +298,13 @@ def _prefill(
         elif x is not None:
             raise not_a_tensor(name, x)
     has_parts = isinstance(splitData, Tensor) and splitData.numel() > 0
+    if splitData is not None and has_parts and isinstance(output, Tensor):
+        shape = splitData.shape[:1] + output.shape[1:]
+        if splitData.shape != shape or splitLse is None or splitLse.shape != shape[:2]:
+            raise ValueError(
+                f"splitData is {describe(splitData)}, splitLse {describe(splitLse)}; output is "
+                f"{describe(output)}; expected (rows, hq, hdim_v) and (rows, hq)"
+            )
     out, lse = attend_lists(
         q=Q,
         k=K,

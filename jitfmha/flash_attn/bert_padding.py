@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..problem.checks import describe, not_a_tensor
+from ..layers.peer_values import as_int
+from ..problem.checks import can_be_read, check_layout, describe, not_a_tensor, with_clear_errors
 
 __all__ = [
     "index_first_axis",
@@ -21,19 +22,20 @@ __all__ = [
 ]
 
 
+@with_clear_errors
 def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:  # noqa: A002 - flash-attn's name
     """The rows of ``input (rows, ...)`` that ``indices (n,)`` name, as ``(n, ...)``.
 
     Raises:
         TypeError, ValueError: input is no tensor of two dimensions or more; indices is not int64 of
-            one dimension.
-        IndexError: an index is out of range; torch says which one.
+            one dimension, or, on the CPU, out of range.
     """
     _check_rows("input", input, at_least=2)
-    _check_indices(indices)
+    _check_indices(indices, len(input), input)
     return input.index_select(0, indices)
 
 
+@with_clear_errors
 def index_first_axis_residual(
     input: Tensor,  # noqa: A002 - flash-attn's name
     indices: Tensor,
@@ -41,29 +43,41 @@ def index_first_axis_residual(
     """:func:`index_first_axis`, and a view of ``input``, for a sum that skips a layer.
 
     Raises:
-        TypeError, ValueError, IndexError: as :func:`index_first_axis`.
+        TypeError, ValueError: as :func:`index_first_axis`.
     """
     return index_first_axis(input, indices), input.view_as(input)
 
 
+@with_clear_errors
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
     """Zeros ``(first_axis_dim, ...)``, with ``values (n, ...)`` in the rows ``indices (n,)``.
 
     Raises:
         TypeError, ValueError: values is no tensor of two dimensions or more; indices is not int64
-            ``(n,)``.
-        IndexError: an index is out of range; torch says which one.
+            ``(n,)``, or, on the CPU, out of range.
     """
-    _check_rows("values", values, at_least=2)
-    _check_indices(indices)
+    return _put("values", values, indices, _as_count("first_axis_dim", first_axis_dim))
+
+
+def _put(name: str, values: Tensor, indices: Tensor, rows: int) -> Tensor:
+    _check_rows(name, values, at_least=2)
+    _check_indices(indices, rows, values)
     if len(indices) != len(values):
         raise ValueError(
-            f"indices is {describe(indices)}; there is one for each row of values, which is "
+            f"indices is {describe(indices)}; there is one for each row of {name}, which is "
             f"{describe(values)}"
         )
-    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_put((indices,), values)
+    return values.new_zeros(rows, *values.shape[1:]).index_put((indices,), values)
 
 
+def _as_count(name: str, value: object) -> int:
+    count = as_int(name, value)
+    if count < 0:
+        raise ValueError(f"{name}={value!r} must not be negative")
+    return count
+
+
+@with_clear_errors
 def unpad_input(
     hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
@@ -96,6 +110,7 @@ def unpad_input(
     return packed, indices, cu_seqlens, max_seqlen, attention_mask.sum(dim=-1, dtype=torch.int32)
 
 
+@with_clear_errors
 def unpad_input_for_concatenated_sequences(
     hidden_states: Tensor, attention_mask_in_length: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -129,6 +144,7 @@ def unpad_input_for_concatenated_sequences(
     return _packed(hidden_states, kept, lengths)
 
 
+@with_clear_errors
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
     """Packed tokens in their places of a padded batch, whose other places are 0.
 
@@ -140,10 +156,11 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
         ``(batch, seqlen, ...)``.
 
     Raises:
-        TypeError, ValueError, IndexError: as :func:`index_put_first_axis`.
+        TypeError, ValueError: as :func:`index_put_first_axis`.
     """
-    padded = index_put_first_axis(hidden_states, indices, batch * seqlen)
-    return padded.view(batch, seqlen, *padded.shape[1:])
+    shape = _as_count("batch", batch), _as_count("seqlen", seqlen)
+    padded = _put("hidden_states", hidden_states, indices, shape[0] * shape[1])
+    return padded.view(*shape, *padded.shape[1:])
 
 
 def _packed(
@@ -158,20 +175,34 @@ def _packed(
 def _check_rows(name: str, x: Tensor, at_least: int) -> None:
     if not isinstance(x, Tensor):
         raise not_a_tensor(name, x)
+    check_layout(name, x)
     if x.dim() < at_least:
         raise ValueError(f"{name} is {describe(x)}; it has at least {at_least} dimensions")
 
 
-def _check_indices(indices: Tensor) -> None:
+def _check_indices(indices: Tensor, rows: int, of: Tensor) -> None:
     if not isinstance(indices, Tensor):
         raise not_a_tensor("indices", indices)
+    check_layout("indices", indices)
     if indices.dim() != 1 or indices.dtype != torch.int64:
         raise ValueError(f"indices is {describe(indices)}; expected int64 of one dimension")
+    if indices.device != of.device:
+        raise ValueError(f"indices is on {indices.device}, the rows are on {of.device}")
+    if can_be_read(indices) and len(indices):
+        least, most = int(indices.min()), int(indices.max())
+        if least < 0 or most >= rows:
+            raise ValueError(f"indices is from {least} to {most}; there are {rows} rows")
 
 
 def _check_mask(name: str, mask: Tensor, hidden_states: Tensor) -> None:
     if not isinstance(mask, Tensor):
         raise not_a_tensor(name, mask)
+    check_layout(name, mask)
+    if mask.device != hidden_states.device or mask.is_meta:
+        raise ValueError(
+            f"{name} is on {mask.device}, hidden_states on {hidden_states.device}; the values of "
+            "the mask are read"
+        )
     if mask.shape != hidden_states.shape[:2]:
         raise ValueError(
             f"{name} is {describe(mask)}; expected {tuple(hidden_states.shape[:2])}, the first two "

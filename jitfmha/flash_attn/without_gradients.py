@@ -18,16 +18,24 @@ from ..layers.peer_values import (
     as_dropout_p,
     as_flag,
     as_int,
+    as_lengths,
     as_softcap,
     as_softmax_scale,
     as_window_side,
     ends_in,
+    int32_vector,
     softmax_delta,
     window_pair,
     with_contiguous_rows,
 )
 from ..problem.arguments import AttentionOptions
-from ..problem.checks import refuse_given, require_cu_seqlens
+from ..problem.checks import (
+    can_be_read,
+    check_layout,
+    describe,
+    not_a_tensor,
+    require_cu_seqlens,
+)
 from ..problem.memory import write_zeros
 from ..problem.packed_rows import sequences_of_rows
 from .attend import attend
@@ -44,7 +52,8 @@ def _forward(
     zero_tensors: object = False,
     **given: Any,
 ) -> Results:
-    refuse_given(leftpad_k=leftpad_k)
+    if leftpad_k is not None:
+        given |= _without_padding(leftpad_k, **given)
     as_flag("zero_tensors", zero_tensors)  # unused rows of a new output are 0 in any case
     left = as_window_side("window_size_left", window_size_left)
     right = as_window_side("window_size_right", window_size_right)
@@ -60,6 +69,46 @@ def _forward(
     probabilities = out.new_empty(0) if probabilities is None else probabilities
     rng_state = lse.new_zeros(2, dtype=torch.int64) if rng_state is None else rng_state
     return out, lse, probabilities, rng_state
+
+
+def _without_padding(
+    leftpad_k: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_k: Tensor,
+    block_table: Tensor | None,
+    seqused_k: Tensor | None,
+    **_: Any,
+) -> dict[str, Tensor]:
+    """Copies of keys and values in which each sequence starts with the key behind ``leftpad_k``."""
+    skipped = int32_vector("leftpad_k", leftpad_k)
+    if block_table is not None:
+        raise NotImplementedError(
+            f"leftpad_k ({describe(leftpad_k)}) cannot be combined with block_table: sequences "
+            "begin where a page does"
+        )
+    require_cu_seqlens(cu_seqlens_k=cu_seqlens_k)
+    sums = int32_vector("cu_seqlens_k", cu_seqlens_k)
+    lengths = sums.diff() if seqused_k is None else as_lengths("seqused_k", seqused_k)
+    if skipped.shape != lengths.shape or len(sums) != len(lengths) + 1:
+        raise ValueError(
+            f"leftpad_k is {describe(skipped)}, cu_seqlens_k {describe(sums)}; expected a number "
+            f"for each of the {len(sums) - 1} sequences"
+        )
+    for name, x in (("k", k), ("v", v), ("cu_seqlens_k", sums), ("seqused_k", lengths)):
+        if not isinstance(x, Tensor):
+            raise not_a_tensor(name, x)
+        if x.device != skipped.device:
+            raise ValueError(f"{name} is on {x.device}, leftpad_k on {skipped.device}")
+        check_layout(name, x)
+    if can_be_read(skipped) and not bool(((skipped >= 0) & (skipped <= lengths)).all()):
+        raise ValueError(f"leftpad_k is {skipped.tolist()}; sequences have {lengths.tolist()} keys")
+    moved = {"k": k, "v": v}
+    if len(lengths) and k.dim() > 0 and len(k) and v.shape[:1] == k.shape[:1]:
+        row = torch.arange(len(k), device=k.device)
+        source = row + skipped[sequences_of_rows(len(k), sums, sums)[0]]
+        moved = {name: x[source.clamp(max=len(k) - 1)] for name, x in moved.items()}
+    return {**moved, "seqused_k": lengths - skipped}
 
 
 def _backward(
@@ -156,7 +205,8 @@ def _flash_attn_varlen_forward(
 
     Args:
         seqused_k: int32 ``(b,)``, how many keys of each sequence count, from its first on.
-        leftpad_k: None; others are refused.
+        leftpad_k: int32 ``(b,)``, how many keys at the start of each sequence do not count, for
+            which keys and values are copied; not with a block table.
 
     Returns:
         as :func:`_flash_attn_forward`, with lse ``(hq, total_q)``.

@@ -5,7 +5,9 @@ bits, or with the same refusal, which names an argument.
 """
 
 import copy
+import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Callable
 from functools import partial
@@ -28,9 +30,15 @@ from torch import Tensor
 
 import jitfmha
 from jitfmha import aiter, context_parallel, flash_attn  # noqa: A004
-from jitfmha.aiter import mha_v3
+from jitfmha.aiter import mha_v3, passes
+from jitfmha.aiter.ops.triton import mha as triton_mha
 from jitfmha.aiter.ops.triton import unified_attention
+from jitfmha.aiter.ops.triton.gluon import mla_gluon, pa_decode_gluon
 from jitfmha.call.dispatch import Explanation
+from jitfmha.flash_attn import bert_padding
+from jitfmha.flash_attn import flash_attn_interface as interface
+from jitfmha.flash_attn.layers import rotary
+from jitfmha.flash_attn.ops.triton import rotary as triton_rotary
 from jitfmha.kernels.cpu import CpuPlan
 
 # What the subjects of the other tests have kernels for as well.
@@ -300,9 +308,105 @@ def of_absorbed_latents(draw: Draw) -> Arguments:
     return {**tensors, "rank": HDIM, "softmax_scale": 0.5, "return_lse": True}
 
 
+def of_padding(draw: Draw) -> Arguments:
+    made: Arguments = {"hidden_states": randn(draw, 2, 4, 5), "values": randn(draw, 3, 5)}
+    made |= {"attention_mask": torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]])}
+    made |= {"attention_mask_in_length": torch.tensor([[2, 1, 0, 0], [4, 0, 0, 0]])}
+    made |= {"input": randn(draw, 6, 5), "indices": torch.tensor([4, 0, 5]), "first_axis_dim": 7}
+    return made | {"batch": 2, "seqlen": 4}
+
+
+def of_rows_to_pad(draw: Draw) -> Arguments:
+    return of_padding(draw) | {"hidden_states": randn(draw, 3, 5)}
+
+
+def of_rotary(draw: Draw) -> Arguments:
+    shapes = {"x": (2, 3, 2, 8), "qkv": (2, 3, 3, 2, 8), "kv": (2, 3, 2, 2, 8)}
+    made = {name: randn(draw, *shape) for name, shape in shapes.items()}
+    tables = {name: randn(draw, 9, 3) for name in ("cos", "sin", "cos_k", "sin_k")}
+    return made | tables | {"seqlen_offsets": torch.tensor([4, 0], dtype=torch.int32)}
+
+
+def of_rotary_of_torch(draw: Draw) -> Arguments:
+    return of_rotary(draw) | {name: randn(draw, 3, 3) for name in ("cos", "sin")}
+
+
+def of_passes(draw: Draw, *, is_group: bool, is_backward: bool) -> Arguments:
+    """flash-attn's and AITER's functions under ``torch.autograd``."""
+    hdim, dtype = (BACKWARD_HDIM, BACKWARD_DTYPE) if is_backward else (HDIM, DTYPE)
+    tensors, lengths = qkv(draw, is_group, hdim, dtype), groups() if is_group else {}
+    made: Arguments = {**tensors, **lengths, **IGNORED, "dbias": None, "leftpad_k": None}
+    made |= dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_k_padded"))
+    made |= {"dropout_p": 0.0, "softmax_scale": 0.5, "causal": False, "softcap": 0.0}
+    made |= {"window_size_left": -1, "window_size_right": -1, "sink_size": 0, "min_seqlen_q": 0}
+    made |= {"return_softmax": False, "return_lse": True, "deterministic": True}
+    if is_backward:
+        out, lse = untyped.fmha_fwd(**tensors, **lengths, return_lse=True, softmax_scale=0.5)
+        made |= {"out": out, "softmax_lse": lse, "dout": torch.ones_like(out)}
+        made |= {f"d{name}": torch.zeros_like(x) for name, x in tensors.items()}
+    return made
+
+
+def of_gluon(draw: Draw) -> Arguments:
+    """pa_decode_gluon's arguments, and those of others over packed pages."""
+    made = of_packed_pages(draw)
+    made |= {"query": made["Q"], "key_cache": made["K"], "value_cache": made["V"]}
+    made |= {"output": made["out_"], "out": made["out_"], "softmax_scale": 0.5, "scale": 0.5}
+    made |= {"context_lengths": made["context_lens"], "query_length": 1, "num_kv_heads": 1}
+    made |= {"max_context_partition_num": 1, "block_size": 8, "max_context_len": 4}
+    made |= {"kv_cache_dtype": "auto", "alibi_slopes": None, "max_qlen": 1, "max_seq_len": 4}
+    made |= dict.fromkeys(("exp_sums", "max_logits", "tmp_out", "k_scale", "v_scale"))
+    made |= {n: prefix_sums([1]) for n in (*BUFFERS, "work_info")}
+    made |= {"qo_indptr": prefix_sums([1, 1, 1]), "kv_indptr": prefix_sums([1, 1, 1])}
+    return made | {"kv_indices": made["block_tables"].flatten()}
+
+
+def of_latents_of_gluon(draw: Draw) -> Arguments:
+    made = {"q_nope": randn(draw, 3, 2, 48), "q_pe": randn(draw, 3, 2, 16)}
+    made |= {"kv_c": randn(draw, 9, HDIM), "o": randn(draw, 3, 2, 48), "kv_pe_offset": 48}
+    if draw(st.booleans()):
+        lists = torch.arange(sum(LENGTHS_K), dtype=torch.int32), prefix_sums(LENGTHS_K)
+    else:
+        lists = torch.arange(12, dtype=torch.int32).view(3, 4) % 9, torch.tensor(LENGTHS_K).int()
+    made |= {"page_table": lists[0], "seq_info": lists[1], "use_2d_view": lists[0].dim() == 2}
+    return made | {"sm_scale": 0.5}
+
+
+def of_triton(is_group: bool) -> Callable[[Draw], Arguments]:
+    def arguments(draw: Draw) -> Arguments:
+        return {**qkv(draw, is_group), **(groups() if is_group else {})}
+
+    return arguments
+
+
+def of_splits(draw: Draw) -> Arguments:
+    return {"num_sequences": 2, "num_kv_heads": 1}
+
+
 def of_random_bytes(draw: Draw) -> Arguments:
     state = torch.tensor([draw(st.integers(0, 2**63 - 1)), 0])
     return {"rng_state": state, "batch": 1, "heads_q": 2, "seqlen_q": 3, "seqlen_k": 5}
+
+
+def of_signature(
+    function: Callable[..., Any], good: Callable[[Draw], Arguments]
+) -> Callable[[Draw], Arguments]:
+    """All arguments of a function: of what `good` draws those that it has, and else its defaults.
+
+    What has a default is changed by the draws, too, also where `good` does not know of it.
+    """
+    parameters = inspect.signature(function).parameters
+
+    def arguments(draw: Draw) -> Arguments:
+        made = good(draw)
+        known = {
+            name: made.get(name, p.default)
+            for name, p in parameters.items()
+            if p.kind is not p.VAR_KEYWORD
+        }
+        return known if len(known) == len(parameters) else made | known
+
+    return arguments
 
 
 V3 = {"is_v3_atomic_fp32": True, "how_v3_bf16_cvt": 0}
@@ -351,6 +455,31 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[Draw], Arguments]]] = {
         unified_attention.unified_attention,
         of_unified,
     ),
+    **{
+        f"aiter.{name}": (getattr(aiter, name), of_gluon)
+        for name in (
+            *("pa_decode_gluon", "pa_persistent_fwd"),
+            *("paged_attention_common", "paged_attention_rocm"),
+        )
+    },
+    "aiter.get_pa_metadata_info_v1": (aiter.get_pa_metadata_info_v1, of_sizes),
+    "aiter.get_pa_metadata_v1": (aiter.get_pa_metadata_v1, of_tiles),
+    "aiter.ops.triton.gluon.pa_decode_gluon.get_recommended_splits": (
+        pa_decode_gluon.get_recommended_splits,
+        of_splits,
+    ),
+    "aiter.ops.triton.gluon.mla_gluon.mla_gluon": (mla_gluon.mla_gluon, of_latents_of_gluon),
+    "aiter.ops.triton.mha.flash_attn_func": (triton_mha.flash_attn_func, of_triton(is_group=False)),
+    "aiter.ops.triton.mha.flash_attn_varlen_func": (
+        triton_mha.flash_attn_varlen_func,
+        of_triton(is_group=True),
+    ),
+    "aiter.ops.triton.mha.flash_attn_with_kvcache": (triton_mha.flash_attn_with_kvcache, of_cache),
+    "aiter.mha_v3.flash_attn_fp8_func": (mha_v3.flash_attn_fp8_func, of_triton(is_group=False)),
+    "aiter.mha_v3.flash_attn_varlen_fp8_func": (
+        mha_v3.flash_attn_varlen_fp8_func,
+        of_triton(is_group=True),
+    ),
     "aiter.mha_v3.flash_attn_func": (mha_v3.flash_attn_func, of_flash_attn_3(is_group=False)),
     "aiter.mha_v3.flash_attn_varlen_func": (
         mha_v3.flash_attn_varlen_func,
@@ -364,6 +493,28 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[Draw], Arguments]]] = {
         f"aiter.{name}": (getattr(aiter, name), of_fp8(is_group="varlen" in name))
         for name in ("flash_attn_fp8_pertensor_func", "flash_attn_varlen_fp8_pertensor_func")
     },
+}
+for _prefix, _passes in (
+    ("flash_attn.flash_attn_interface", interface),
+    ("aiter.ops.mha", passes),
+):
+    for _name in interface._PASSES:
+        _how = {"is_group": "varlen" in _name, "is_backward": "backward" in _name}
+        FUNCTIONS[f"{_prefix}.{_name}"] = getattr(_passes, _name), partial(of_passes, **_how)
+for _prefix, _module, _good in (
+    ("flash_attn.bert_padding", bert_padding, of_padding),
+    ("flash_attn.layers.rotary", rotary, of_rotary),
+    ("flash_attn.ops.triton.rotary", triton_rotary, of_rotary),
+):
+    for _name in _module.__all__:
+        if inspect.isfunction(_function := getattr(_module, _name)):
+            FUNCTIONS[f"{_prefix}.{_name}"] = _function, _good
+FUNCTIONS |= {
+    "flash_attn.bert_padding.pad_input": (bert_padding.pad_input, of_rows_to_pad),
+    "flash_attn.layers.rotary.apply_rotary_emb_torch": (
+        rotary.apply_rotary_emb_torch,
+        of_rotary_of_torch,
+    ),
 }
 ELSEWHERE = {
     "emulate": "test_warmup_and_emulate.py",
@@ -383,9 +534,16 @@ ELSEWHERE = {
 def test_no_public_function_is_forgotten():
     subjects = {subject.name for subject in (*test_functions.SUBJECTS, test_gradients.SUBJECT)}
     tried = {*subjects, *FUNCTIONS, *ELSEWHERE}
-    modules = {"": jitfmha, "flash_attn.": flash_attn, "aiter.": aiter, "aiter.mla.": aiter.mla}
-    modules |= {"aiter.mha_v3.": mha_v3, "aiter.ops.triton.unified_attention.": unified_attention}
-    named = {f"{prefix}{n}": getattr(x, n) for prefix, x in modules.items() for n in x.__all__}
+    modules: dict[str, Any] = {"": jitfmha}
+    for package in (flash_attn, aiter):
+        places = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+        for name in (package.__name__, *(place.name for place in places)):
+            modules[f"{name.removeprefix('jitfmha.')}."] = importlib.import_module(name)
+    named = {
+        f"{prefix}{n}": getattr(x, n)
+        for prefix, x in modules.items()
+        for n in (*getattr(x, "__all__", ()), *getattr(x, "OFFERED", ()))
+    }
     named |= {
         f"context_parallel.{name}": value
         for name, value in vars(context_parallel).items()
@@ -483,7 +641,8 @@ def check_outcomes(call: Call, tally: Tally, built: list[str]) -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function(name, sweep, built):
-    function, good = FUNCTIONS[name]
+    function, some = FUNCTIONS[name]
+    good = of_signature(function, some)
     subject = Subject(
         *(name, function, ("gm0",), lambda draw, problem: good(draw), lambda x: (x, set())),
         no_results,
@@ -504,7 +663,8 @@ def test_function(name, sweep, built):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_tensors_without_strides(name, sweep):
     """Sparse and nested ones are refused by their names, wherever torch cannot go on with them."""
-    function, good = FUNCTIONS[name]
+    function, some = FUNCTIONS[name]
+    good = of_signature(function, some)
 
     def check(arguments: Arguments, tally: Tally) -> None:
         function(**copied(arguments))

@@ -154,10 +154,37 @@ def test_dropout_of_a_pass(rng):
     assert forward(*call, False)[2].numel() == 0
 
 
+@pytest.mark.parametrize("with_used", [False, True])
+def test_keys_that_are_skipped(rng, with_used):
+    """``leftpad_k``: the first keys of a sequence are as if they were not there."""
+    skipped, used = [3, 0, 5], [9, 0, 5] if with_used else [12, 4, 5]
+    cu_q, cu_k = prefix_sums([3, 2, 2]), prefix_sums([12, 4, 5])
+    q, k, v = (torch.randn(rows, 2, 64, generator=rng) for rows in (7, 21, 21))
+    options = {"seqused_k": torch.tensor(used).int()} if with_used else {}
+    found = varlen_forward(
+        *(q, k, v, cu_q, cu_k, 3, 12, 0.0, SCALE, True),
+        leftpad_k=torch.tensor(skipped).int(),
+        **options,
+    )
+    first = [start + n for start, n in zip(cu_k.tolist(), skipped, strict=False)]
+    lengths = [end - n for end, n in zip(used, skipped, strict=True)]
+    starts = cu_q.tolist()[:-1], first
+    expected = attention_packed(q, k, v, [3, 2, 2], lengths, *starts, softmax_scale=SCALE, mask=2)
+    assert_close(found[:2], expected, q, k, v, SCALE)
+
+
 def test_refused_by_name(rng):
     q, k, v = random_qkv(rng, (20, 33, 2, 2), hdim=64)
     with refused(ValueError, "rng_state is missing", "0.5"):
         backward(q, q, k, v, q, q, q, k, v, 0.5, SCALE, False, -1, -1, 0.0, None, False)
-    packed, sums = (x.flatten(0, 1) for x in (q, k, v)), prefix_sums([20, 20])
-    with refused(NotImplementedError, "leftpad_k"):
-        varlen_forward(*packed, sums, sums, 20, 20, 0.0, SCALE, False, leftpad_k=sums[1:])
+    packed, sums = [x.flatten(0, 1) for x in (q, k, v)], prefix_sums([20, 20])
+    given = *packed, sums, prefix_sums([33, 33]), 20, 33, 0.0, SCALE, False
+    for leftpad_k, error, texts in [
+        ([0, 34], ValueError, ["leftpad_k", "[0, 34]", "[33, 33]"]),
+        ([-1, 0], ValueError, ["leftpad_k", "[-1, 0]"]),
+        ([0], ValueError, ["leftpad_k", "the 2 sequences"]),
+    ]:
+        with refused(error, *texts):
+            varlen_forward(*given, leftpad_k=torch.tensor(leftpad_k).int())
+    with refused(NotImplementedError, "leftpad_k", "block_table"):
+        varlen_forward(*given, leftpad_k=sums[1:], block_table=sums[None])

@@ -73,6 +73,64 @@ def test_gradients(rng):
     torch.testing.assert_close(gradient, apply(weights, *angles, 3, conjugate=True))
 
 
+@pytest.mark.parametrize("scale_base", [None, 16])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_layer(rng, interleaved, scale_base):
+    """All ways to give q and k, in place, with positions that start elsewhere in each sequence."""
+    layer: Any = rotary.RotaryEmbedding(WIDTH, 100.0, interleaved, scale_base)
+    offsets, rows = torch.tensor([0, 33], dtype=torch.int32), POSITIONS
+    turns = 100.0 ** (-torch.arange(0, WIDTH, 2).double() / WIDTH)
+    position = torch.arange(rows).double()
+    angles = torch.outer(position, turns)
+    size = torch.ones(()).double()
+    if scale_base:
+        share = (torch.arange(0, WIDTH, 2) + 0.4 * WIDTH) / (1.4 * WIDTH)
+        size = share.double() ** ((position - rows // 2) / scale_base)[:, None]
+    q, k = (torch.randn(2, 7, heads, HDIM, generator=rng) for heads in (4, 2))
+    expected = []
+    for x, of_x in ((q, size), (k, 1 / size)):
+        tables = angles.cos() * of_x, angles.sin() * of_x
+        places = [(n, i) for n in (0, 1) for i in range(7)]
+        of_rows = [turned(x[n, i], tables, int(offsets[n]) + i, interleaved) for n, i in places]
+        expected.append(torch.stack(of_rows).view(x.shape).float())
+    of_q, of_k = expected
+    where = {"seqlen_offset": offsets, "max_seqlen": rows}
+    both, v = torch.cat([q, k], 2), torch.randn(2, 7, 2, HDIM, generator=rng)
+    qkv = torch.cat([both, v], 2)
+    assert layer(qkv, **where, num_heads_q=4) is qkv
+    torch.testing.assert_close(qkv, torch.cat([of_q, of_k, v], 2), rtol=1e-5, atol=1e-5)
+    alone, kv = q.clone(), torch.stack([k, v], 2)
+    found = layer(alone, kv, **where)
+    assert found[0] is alone
+    assert found[1] is kv
+    torch.testing.assert_close(alone, of_q, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(kv, torch.stack([of_k, v], 2), rtol=1e-5, atol=1e-5)
+    # A leaf that requires grad stays, and its gradient is that of the rotation.
+    square = torch.stack([q[:, :, :2], k, v], 2).requires_grad_()
+    out = layer(square, **where)
+    assert torch.equal(square.detach()[:, :, 1], k)
+    torch.testing.assert_close(out[:, :, 0], of_q[:, :, :2], rtol=1e-5, atol=1e-5)
+    weights = torch.randn(out.shape, generator=rng)
+    (gradient,) = torch.autograd.grad((out * weights).sum(), square)
+    assert torch.equal(gradient[:, :, 2], weights[:, :, 2])
+    if not scale_base:  # a rotation's transpose is its inverse
+        back = layer(gradient.clone(), **where)
+        torch.testing.assert_close(back, weights, rtol=1e-5, atol=1e-5)
+
+
+def test_tables_of_a_layer():
+    """They have the dtype of x, and grow; a model of 16 bits has exact ones."""
+    layer: Any = rotary.RotaryEmbedding(WIDTH).bfloat16()
+    exact = rotary.RotaryEmbedding(WIDTH)
+    for rows, dtype in ((3, torch.float32), (300, torch.float32), (5, torch.bfloat16)):
+        qkv = torch.ones(1, rows, 3, 1, WIDTH, dtype=dtype)
+        assert torch.equal(layer(qkv.clone()), exact(qkv.clone()))
+    with refused(ValueError, "max_seqlen", "seqlen_offset"):
+        layer(qkv, seqlen_offset=torch.tensor([1]))
+    with refused(ValueError, "num_heads_q=2", "(1, 5, 3, 16)"):
+        layer(qkv[:, :, :, 0], num_heads_q=2, max_seqlen=5)
+
+
 def test_by_their_names():
     with install_as("flash_attn"):
         from flash_attn.layers.rotary import apply_rotary_emb

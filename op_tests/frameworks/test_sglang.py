@@ -1,7 +1,9 @@
 """What SGLang's backend for AITER imports and calls.
 
 Read from ``python/sglang/srt/layers/attention/aiter_backend.py`` of github.com/sgl-project/sglang
-at commit 003c5589f7d3eca71d5d42127e611ee834162b91.
+at commit 003c5589f7d3eca71d5d42127e611ee834162b91, ``aiter_utils.py`` beside it at
+078e5e2a5227bb6af1727574bb6212f0afb25250 and ``aiter_mla_gluon.py`` at
+2ee4570a5f1414e6980ea3eeeaf05cc5a8a0b0d0.
 """
 
 import importlib
@@ -14,6 +16,7 @@ import torch
 from closeness import assert_close
 from frameworks.serving import TARGETS, Serving, on
 from inputs import prefix_sums
+from packed_pages import packed_keys, packed_values
 from refusals import refused
 from torch import Tensor
 
@@ -37,6 +40,8 @@ IMPORTS = {
     ],
     "aiter.mla": ["mla_decode_fwd", "mla_prefill_fwd"],
     "aiter.ops.triton.attention.unified_attention": ["unified_attention"],
+    "aiter.ops.triton.gluon.mla_gluon": ["mla_gluon"],
+    "aiter.ops.triton.gluon.pa_decode_gluon": ["get_recommended_splits", "pa_decode_gluon"],
 }
 
 
@@ -121,6 +126,108 @@ def test_keys_in_pages(rng, target, site, batch):
     with on(target):
         out = site(it)
     it.check(out, softmax_scale=SCALE)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_packed_pages(rng, target, window, queries):
+    """``forward_decode_vectorized_5d``; AITER's own calls have several queries, too."""
+    it = Serving(rng, lengths_q=(queries,) * 3, lengths_k=(queries, 37, 70))
+    sinks = torch.randn(4, generator=rng)
+    splits = AITER["get_recommended_splits"](3, 2)
+    exp_sums = torch.empty(3, 2, splits, 2)
+    with on(target):
+        AITER["pa_decode_gluon"](
+            output=it.out,
+            query=it.q,
+            key_cache=packed_keys(it.k),
+            value_cache=packed_values(it.v),
+            context_lengths=it.seqlens_k,
+            block_tables=it.table,
+            softmax_scale=SCALE,
+            query_length=queries,
+            max_context_partition_num=splits,
+            context_partition_size=256,
+            compute_type=torch.bfloat16,
+            key_scale=None,
+            value_scale=None,
+            exp_sums=exp_sums,
+            max_logits=torch.empty_like(exp_sums),
+            temporary_output=torch.empty(3, 2, splits, 2, 64, dtype=it.q.dtype),
+            sinks=sinks,
+            sliding_window=window,
+            ps=True,
+        )
+    mask = {"window_size": (window - 1, 0)} if window else {}
+    it.check(it.out, softmax_scale=SCALE, sink=sinks, **mask)
+
+
+def test_packed_pages_that_are_refused(rng):
+    it = Serving(rng)
+    call = {
+        "output": it.out,
+        "query": it.q,
+        "key_cache": packed_keys(it.k),
+        "value_cache": packed_values(it.v),
+        "context_lengths": it.seqlens_k,
+        "block_tables": it.table,
+        "softmax_scale": SCALE,
+        "query_length": 1,
+        "max_context_partition_num": 1,
+    }
+    for changes, error, texts in [
+        ({"value_cache": it.v}, ValueError, ["value_cache", "five dimensions"]),
+        ({"query_length": 2}, ValueError, ["query", "3 rows", "2 for each of 3"]),
+        ({"query_length": 0}, ValueError, ["query", "3 rows"]),
+        ({"compute_type": "bf16"}, TypeError, ["compute_type='bf16'"]),
+    ]:
+        with refused(error, *texts):
+            AITER["pa_decode_gluon"](**{**call, **changes})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("queries", [1, 4])
+def test_latents_of_few_heads(rng, target, queries):
+    """``mla_gluon_decode``; AITER's own calls have a block table and the lse, too."""
+    it = Serving(rng, **LATENT, lengths_q=(queries,) * 3, lengths_k=(queries, 37, 70))
+    shape = (3, queries, 3) if queries > 1 else (3, 3)
+    q_nope, q_pe = torch.split(it.q.view(*shape, 576), [512, 64], dim=-1)
+    call = {"k_pe": None, "kv_pe_offset": 512, "kv_scale": 1.0, "min_kv_seq_len": 4}
+    with on(target):
+        AITER["mla_gluon"](
+            *(q_nope, q_pe, it.k.view(-1, 576), it.out.view(*shape, 512), it.indices, it.indptr),
+            SCALE,
+            use_2d_view=False,
+            **call,
+        )
+    it.check(it.out, softmax_scale=SCALE)
+    if target:
+        return
+    o = torch.empty(*shape, 512)
+    found, lse = AITER["mla_gluon"](
+        *(q_nope, q_pe, it.k.view(-1, 576), o, it.table, it.seqlens_k, SCALE),
+        return_lse=True,
+        **call,
+    )
+    assert found is o
+    assert torch.equal(o.view_as(it.out), it.out.float())
+    it.check(it.out, lse.reshape(-1, 3).T.contiguous(), softmax_scale=SCALE)
+
+
+def test_latents_alone(rng):
+    """``has_pe=False``, with a sink: the sparse prefill of AITER."""
+    it = Serving(rng, page_size=1, heads=(3, 1), hdim=512, rank=512)
+    sinks = torch.randn(3, generator=rng)
+    call = it.q, None, it.k.view(-1, 512), it.out, it.indices, it.indptr, SCALE
+    AITER["mla_gluon"](*call, has_pe=False, attn_sink=sinks)
+    it.check(it.out, softmax_scale=SCALE, sink=sinks)
+    with refused(NotImplementedError, "k_pe"):
+        AITER["mla_gluon"](*call, has_pe=False, k_pe=it.k)
+    with refused(ValueError, "kv_scale=2.0", "bfloat16"):
+        AITER["mla_gluon"](*call, has_pe=False, kv_scale=2.0)
+    with refused(ValueError, "kv_pe_offset=7", "512"):
+        AITER["mla_gluon"](*(it.q, it.q), *call[2:], kv_pe_offset=7)
 
 
 def metadata(it: Serving, dtype: torch.dtype) -> dict[str, Tensor]:

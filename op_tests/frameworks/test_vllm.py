@@ -82,6 +82,13 @@ def aiter_unified(it: Serving) -> Tensor:
     return it.out
 
 
+def aiter_unified_packed(it: Serving) -> Tensor:
+    """The same file's cache of keys and values in one, ``(pages, heads, page_size, 2 * hdim)``."""
+    cache = torch.cat([it.k, it.v], dim=-1).transpose(1, 2).contiguous()
+    it.k, it.v = cache.transpose(1, 2).split(it.k.shape[-1], dim=-1)
+    return aiter_unified(it)
+
+
 def aiter_decode(it: Serving) -> Tensor:
     """``v1/attention/backends/rocm_aiter_fa.py``, 002d0eb6012db14ad48a6db7abecdc1015f2da5d."""
     with install_as("aiter"):
@@ -98,6 +105,7 @@ def aiter_decode(it: Serving) -> Tensor:
 SITES: list[tuple[Callable[[Serving], Tensor], dict[str, Any]]] = [
     (flash_attn_backend, CHUNKS),
     (aiter_unified, CHUNKS),
+    (aiter_unified_packed, CHUNKS),
     (aiter_decode, {}),
 ]
 
@@ -113,7 +121,10 @@ def test_keys_in_pages(rng, target, site, batch):
 
 
 def test_packed_pages(rng):
-    """``pa_fwd_asm`` of ``rocm_aiter_fa.py``, with the cache that vLLM calls SHUFFLE."""
+    """``pa_fwd_asm`` and ``paged_attention_common`` of ``rocm_aiter_fa.py``.
+
+    With the cache that vLLM calls SHUFFLE; the second is called since 2026.
+    """
     it = Serving(rng)
     k, v = packed_keys(it.k), packed_values(it.v)
     with on("gfx942"):
@@ -129,6 +140,46 @@ def test_packed_pages(rng):
             out_=it.out,
         )
     it.check(it.out)
+    parts = torch.empty(3, 4, 1)
+    jitfmha.aiter.paged_attention_common(
+        Q=it.q,
+        K=k,
+        V=v,
+        tmp_out=torch.empty(3, 4, 1, 64),
+        max_logits=parts,
+        exp_sums=parts,
+        max_seq_len=70,
+        block_tables=it.table,
+        context_lens=it.seqlens_k,
+        block_tables_stride0=it.table.stride(0),
+        scale=SCALE,
+        K_QScale_hip=it.one,
+        V_QScale_hip=it.one,
+        K_QScale_asm=torch.ones(len(it.k), 2, 16),
+        V_QScale_asm=torch.ones(len(it.k), 2, 16),
+        out_=it.out,
+        kv_cache_dtype="auto",
+    )
+    it.check(it.out, softmax_scale=SCALE)
+
+
+def test_triton_prefill_of_latents(rng):
+    """``mla/aiter_triton_mla.py``, 3ac1a52fbb0d5edaed581485163cf90cf80eae4b; lse of the tokens."""
+    with install_as("aiter"):
+        from aiter.ops.triton.mha import flash_attn_varlen_func as of_triton
+    it = Serving(rng, **CHUNKS, hdim=192)
+    result = of_triton(
+        *(it.q, it.rows_k, it.rows_v[..., :128]),
+        softmax_scale=SCALE,
+        return_lse=True,
+        cu_seqlens_q=it.cu_q,
+        cu_seqlens_k=it.cu_k,
+        max_seqlen_q=20,
+        max_seqlen_k=70,
+        causal=True,
+    )
+    it.rows_v = it.rows_v[..., :128]
+    it.check(result[0], result[1].T.contiguous(), softmax_scale=SCALE)
 
 
 def test_sequences_without_pages(rng):

@@ -11,9 +11,12 @@ from torch import Tensor
 
 from ....layers.peer_values import as_flag, as_int, as_lengths, int32_vector
 from ....problem.checks import check_layout, describe, not_a_tensor, with_clear_errors
+from ....problem.memory import overlaps_itself, write_values
 from ....problem.packed_rows import sequences_of_rows
 
 __all__ = ["apply_rotary"]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @with_clear_errors
@@ -54,6 +57,10 @@ def apply_rotary(
         if not isinstance(tensor, Tensor):
             raise not_a_tensor(name, tensor)
         check_layout(name, tensor)
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"{name} has dtype {tensor.dtype}; expected one of {DTYPES}")
+        if tensor.device != x.device:
+            raise ValueError(f"{name} is on {tensor.device}, x on {x.device}")
         expected = dimensions if name == "x" else 2
         if tensor.dim() != expected:
             raise ValueError(f"{name} is {describe(tensor)}; expected {expected} dimensions")
@@ -85,7 +92,9 @@ def apply_rotary(
         a, b = turned.chunk(2, dim=-1)
         turned = torch.cat([a * c - b * s, a * s + b * c], dim=-1)
     if as_flag("inplace", inplace):
-        x[..., :width] = turned.to(x.dtype)
+        if overlaps_itself(x):
+            raise ValueError(f"x has strides {x.stride()}; several of its elements are one")
+        write_values(x[..., :width], turned.to(x.dtype))
         return x
     return torch.cat([turned.to(x.dtype), x[..., width:]], dim=-1)
 

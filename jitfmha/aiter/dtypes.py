@@ -1,0 +1,36 @@
+"""AITER's names of dtypes.
+
+Source: ``aiter/utility/dtypes.py`` of github.com/ROCm/aiter. ``fp8`` is that of the GPU, and where
+there is none that of the emulated one: float8_e4m3fnuz on gfx942, float8_e4m3fn elsewhere.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..call.detection import target_of
+from ..planning.target import AmdTarget
+
+fp16 = torch.float16
+bf16 = torch.bfloat16
+fp32 = torch.float32
+i8 = torch.int8
+i16 = torch.int16
+i32 = torch.int32
+i64 = torch.int64
+u8 = torch.uint8
+u32 = torch.uint32
+u64 = torch.uint64
+
+
+def fp8_of(device: torch.device) -> torch.dtype:
+    """The dtype of 8-bit floats that is served there."""
+    target = target_of(device)
+    is_old = isinstance(target, AmdTarget) and target.arch == "gfx942"
+    return torch.float8_e4m3fnuz if is_old else torch.float8_e4m3fn
+
+
+def __getattr__(name: str) -> torch.dtype:
+    if name == "fp8":
+        return fp8_of(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Where AITER keeps what it has written in Gluon."""
