@@ -85,7 +85,7 @@ def _attend(
         # One asks for sums in one order, whatever else is in the batch.
         "num_splits": 1 if type(num_kv_splits) is int and num_kv_splits == 1 else OFF,
     }
-    options |= descales_of(kv_buffer, q_descale=q_scale, k_descale=kv_scale, v_descale=kv_scale)
+    options |= descales_of(q, kv_buffer, q_descale=q_scale, k_descale=kv_scale, v_descale=kv_scale)
     if o.dtype == out_dtype_of(q.dtype):
         options["out"] = o
     with_lse = as_flag("return_lse", return_lse)
