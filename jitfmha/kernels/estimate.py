@@ -20,6 +20,7 @@ from ..amd.chips import SIMDS, Arch, architecture, chip
 from ..amd.clock import Clock, clock_of
 from ..amd.manifest import KernelRow
 from ..planning.target import AmdTarget
+from ..problem.dtypes import FP8_NAMES
 from ..problem.mask import Mask
 from ..problem.problem import Problem, element_bytes
 from .cycles import WAVE_ROWS, CyclesOf, KernelCycles, Part, kernel_cycles
@@ -235,7 +236,7 @@ class ForwardEstimate:
         self._rows_of_query = problem.gqa if row.stacks_heads else 1
         self._lines = problem.batch * problem.heads_q // self._rows_of_query * slices
         self._is_paired = "tile_pairs" in row.grid
-        dtype = "fp8" if problem.is_fp8 else problem.dtype
+        dtype = _measured_dtype(problem, part)
         hdims = problem.hdim_q, -(-problem.hdim_v // slices)
         measured = kernel_cycles(target.arch, kernels, part, dtype, hdims, not problem.mask.is_none)
         if kernels != "compiled" or part == "decode":
@@ -308,6 +309,16 @@ class ForwardEstimate:
         spans = spans_of_tiles(self._mask, seqlen_q, seqlen_k, tiles, queries, step)
         counts = (end - begin + min(self._sink_size, begin) for begin, end in spans)
         return [-(-count // self._ts_kv) * self._ts_kv for count in counts]
+
+
+def _measured_dtype(problem: Problem, part: Part) -> str:
+    """The data type of which `cycles.csv` has the cycles of such calls, or about the same."""
+    has_fp8_keys = problem.kv_dtype in FP8_NAMES.values()
+    if problem.is_fp8 or (has_fp8_keys and part == "decode"):
+        return "fp8"
+    # Products take 16 bits in place of the 8 in memory, as those of integers do.
+    is_int8 = problem.has_8_bit_keys_alone and problem.dtype != "fp32"
+    return "int8" if is_int8 else problem.dtype
 
 
 def spans_of_tiles(
