@@ -16,8 +16,8 @@ from ..ready.key_split import MOST_SPLITS, ONE_SPLIT, KeySplit, Splits
 # What a compute unit draws from HBM at most while others are idle, in bytes a second, by the cost
 # model: 57e9 to 106e9 on gfx942 and 84e9 to 109e9 on gfx950; what leaves some to spare is counted.
 # Of 8-bit numbers, which become others, less: from 32e9 and 50e9 on. Of integers in wide pages from
-# 32e9 on and 41e9, of fp8 beside fp16 28e9 and 46e9, and least where there is as much to do for few bytes, or each key is looked up:
-# 21e9 to 28e9, and 29e9 to 38e9.
+# 32e9 on and 41e9, of fp8 beside fp16 28e9 and 46e9. Least where there is as much to do for few
+# bytes, or each key is looked up: 21e9 to 28e9, and 29e9 to 38e9.
 _MOST_OF_UNIT = 65e9
 _MOST_OF_8_BIT_UNIT: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 60e9}
 _MOST_OF_INTEGERS_IN_PAGES: dict[Arch, float] = {"gfx942": 34e9, "gfx950": 30e9}
