@@ -60,7 +60,9 @@ def _cpu_kernels() -> list[CpuTraits]:
                 modifiers=ModifierTraits("cpu", AskedModifiers(logit_softcap=True)),
                 descales=True,
             ),
-            CpuTraits(*("bf16", 64, 64, True, "gm1", isa), paged=True, int8_kv=True, descales=True),
+            CpuTraits(
+                *("bf16", 64, 64, True, "gm1", isa), paged=True, kv_dtype="int8", descales=True
+            ),
         )
     ]
     in_columns = [

@@ -1,4 +1,4 @@
-"""int8 inputs in their three combinations: both products, the first one, keys and values alone."""
+"""int8 inputs: of the first product, and of both. test_eight_bit_keys.py has keys alone."""
 
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from descaled_calls import (
     scaled,
 )
 from fresh_calls import fresh_calls
-from inputs import DTYPES, SIZES, random_qkv
+from inputs import SIZES, random_qkv
 from packed_calls import packed
 from refusals import refused
 from score_features import FEATURES, Shape
@@ -46,21 +46,6 @@ def test_first_product(rng, an_isa, form):
             actual = fmha_fwd(*tensors, mask="causal", return_lse=True, **scales)
         expected = attention(*tensors, mask="causal", **scales)
         assert_close(actual, expected, *scaled(tensors, scales), dtype=torch.bfloat16)
-
-
-@DRAWN_ISA
-@pytest.mark.sample("dtype", list(DTYPES), 1)
-def test_keys_and_values_alone(rng, an_isa, dtype):
-    for sizes in SIZES:
-        q, _, _ = random_qkv(rng, sizes, hdim=HDIM, dtype=DTYPES[dtype])
-        tensors = (q, *int8_inputs(rng, sizes)[1:])
-        for form in ("one", "each head"):
-            scales = random_scales(rng, form, *sizes[2:])
-            del scales["q_descale"]
-            with fresh_calls(an_isa):
-                actual = fmha_fwd(*tensors, mask="causal", return_lse=True, **scales)
-            expected = attention(*tensors, mask="causal", **scales)
-            assert_close(actual, expected, *scaled(tensors, scales), dtype=q.dtype)
 
 
 def test_dot_products_are_exact(rng):

@@ -44,7 +44,11 @@ BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
     ("hdims_are_in_range", {"hdim": 0, "hdim_v": 8}, ["q and k is 0", "576"]),
     ("hdims_are_in_range", {"hdim": 64, "hdim_v": 0}, ["of v is 0"]),
     ("query_heads_share_key_heads_evenly", {"heads": 3, "heads_k": 2}, ["3 heads", "2 heads"]),
-    ("keys_are_as_queries_or_int8", {"dtype": "bf16", "kv_dtype": "fp16"}, ["float16", "bfloat16"]),
+    (
+        "keys_are_as_queries_or_of_8_bits",
+        {"dtype": "bf16", "kv_dtype": "fp16"},
+        ["float16", "bfloat16"],
+    ),
     ("packed_sequences_have_bottom_right_masks", {"mask": 1, "mode": "gm1"}, ["top-left", "gm1"]),
     ("padding_is_between_packed_sequences", PADDED, ["cu_seqlens_q_padded"]),
     ("pages_have_lengths", {"page_size": 16}, ["block_table", "cu_seqlens_k"]),
@@ -221,7 +225,7 @@ def drawn_combination(drawn: random.Random) -> Drawn:
     heads = (3, 2) if drawn.random() < 0.05 else drawn.choice(((4, 2), (2, 2)))
     return Drawn(
         dtype=dtype,
-        kv_dtype=drawn.choice((*("",) * 12, "int8", "int8", "fp16")),
+        kv_dtype=drawn.choice((*("",) * 12, "int8", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp16")),
         hdim=drawn.choice((8, 64, 64, 128, 255, 256, 256, 257, 576, 577)),
         hdim_v=drawn.choice((8, 64, 64, 128, 255, 256, 256, 257, 576, 577)),
         mask=drawn.choice((0, 1, 2, "b:3,2", "t:5,1")),
@@ -408,8 +412,10 @@ def drawn_call(drawn: random.Random, subset: Subset) -> Drawn:
     hdim, hdim_v = drawn.choice(subset.hdims)
     is_decoding = drawn.choice(subset.heads) != (1, 1)
     heads = (8, 2) if is_decoding else drawn.choice(((8, 8), (8, 2)))
+    dtype, kv_dtype = drawn.choice(subset.dtypes)
     return Drawn(
-        dtype=drawn.choice(subset.dtypes),
+        dtype=dtype,
+        kv_dtype=kv_dtype,
         hdim=hdim,
         hdim_v=hdim_v,
         mask=0 if drawn.choice(subset.masks).is_none else 2,

@@ -7,7 +7,7 @@ import torch
 from closeness import is_same
 from descaled_calls import scales_of_tokens
 from fresh_calls import fresh_calls
-from inputs import DTYPES, prefix_sums
+from inputs import DTYPES, EIGHT_BITS, prefix_sums
 from packed_pages import packed_keys, packed_values
 from refusals import refused
 from torch import Tensor
@@ -23,10 +23,12 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 HEADS_Q, HEADS_K, HDIM, HDIM_V = 6, 3, 48, 21
 LENGTHS_Q, LENGTHS_K = [1, 4, 40, 33, 0, 1], [300, 1, 127, 129, 40, 0]
 KINDS = {
-    **{name: (dtype, dtype) for name, dtype in DTYPES.items()},
-    "fp8_e4m3fn": (torch.float8_e4m3fn,) * 2,
-    "fp8_e4m3fnuz": (torch.float8_e4m3fnuz,) * 2,
-    "bf16_int8kv": (torch.bfloat16, torch.int8),
+    **{name: (dtype, dtype) for name, dtype in (DTYPES | EIGHT_BITS).items()},
+    **{
+        f"{name}_{kv}kv": (dtype, dtype_kv)
+        for name, dtype in DTYPES.items()
+        for kv, dtype_kv in EIGHT_BITS.items()
+    },
 }
 DRAWN_ISA = pytest.mark.sample("an_isa", list(cpu_isas_here()), 1, shared_by="packed pages")
 

@@ -7,7 +7,7 @@ import torch
 from closeness import assert_close
 from descaled_calls import random_scales, scaled, scales_of_tokens
 from fresh_calls import fresh_calls
-from inputs import DTYPES, SIZES, prefix_sums, random_qkv
+from inputs import DTYPES, EIGHT_BITS, SIZES, prefix_sums, random_qkv
 from packed_calls import PREFILL_OPTIONS, RAGGED, Sequences, packed
 from refusals import refused
 from score_features import FEATURES, Shape
@@ -25,10 +25,12 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 HDIM, HDIM_V = 37, 21
 # Of queries, and of keys and values.
 KINDS = {
-    "fp8_e4m3fn": (torch.float8_e4m3fn,) * 2,
-    "fp8_e4m3fnuz": (torch.float8_e4m3fnuz,) * 2,
-    "int8": (torch.int8,) * 2,
-    **{f"{name}_int8kv": (dtype, torch.int8) for name, dtype in DTYPES.items()},
+    **{name: (dtype, dtype) for name, dtype in EIGHT_BITS.items()},
+    **{
+        f"{name}_{kv}kv": (dtype, dtype_kv)
+        for name, dtype in DTYPES.items()
+        for kv, dtype_kv in EIGHT_BITS.items()
+    },
 }
 A_KIND = pytest.mark.sample("kind", list(KINDS), 1, shared_by="token scales")
 DRAWN_ISA = pytest.mark.sample("an_isa", list(cpu_isas_here()), 1, shared_by="token scales")

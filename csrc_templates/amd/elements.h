@@ -1,6 +1,6 @@
 // Numbers as they lie in memory, and as products take them. Values of 8 bits become 16-bit ones, or
-// floats beside queries that are, on their way into LDS, and so do integer keys: that is exact, and
-// leaves probabilities as many bits as they have with 16-bit inputs.
+// floats beside queries that are, on their way into LDS. So do integer keys, and all keys of 8 bits
+// beside queries of more: that is exact, and leaves queries and probabilities all their bits.
 #pragma once
 
 #include "number_formats.h"
@@ -21,6 +21,15 @@ struct FP8 {
   __device__ static f32x2 pair(unsigned four) {
     return __builtin_amdgcn_cvt_pk_f32_fp8(four, kPair);
   }
+
+#if defined(__gfx950__)
+  // The same as bf16, in one instruction in place of two.
+  template <int kPair>
+  __device__ static unsigned pair_of_bf16(unsigned four) {
+    constexpr float kScale = 1;
+    return bits_as<unsigned>(__builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(four, kScale, kPair == 1));
+  }
+#endif
 };
 
 struct INT8 {
@@ -67,6 +76,10 @@ __device__ inline auto as_taken(From numbers) {
     const u32x2 first = as_taken<Element, Dtype>(numbers.x);
     const u32x2 second = as_taken<Element, Dtype>(numbers.y);
     return u32x4{first.x, first.y, second.x, second.y};
+#if defined(__gfx950__)
+  } else if constexpr (__is_same(Element, FP8) && __is_same(Dtype, BF16)) {
+    return u32x2{FP8::pair_of_bf16<0>(numbers), FP8::pair_of_bf16<1>(numbers)};
+#endif
   } else {
     const f32x2 first = Element::template pair<0>(numbers);
     const f32x2 second = Element::template pair<1>(numbers);

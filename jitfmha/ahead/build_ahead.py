@@ -15,7 +15,7 @@ from ..problem.dtypes import DTYPE_NAMES
 from ..problem.mask import parse_mask
 from ..problem.problem import MAX_HDIM, MOST_UNEVEN, Direction, Mode, Problem
 from .combination import NAMED_FEATURES, TORCH_DTYPES, Combination, check_combination, known
-from .profiles import DEFAULT, PROFILES, Features, Subset
+from .profiles import DEFAULT, PROFILES, Dtypes, Features, Subset
 
 _T = TypeVar("_T")
 
@@ -93,7 +93,7 @@ def _problems(combination: Combination) -> Iterator[Problem]:
 
 def combinations_of(subset: Subset) -> Iterator[Combination]:
     """The smallest calls with each combination of traits."""
-    for dtype, (hdim_q, hdim_v), mask, mode, direction, features, (
+    for dtypes, (hdim_q, hdim_v), mask, mode, direction, features, (
         heads_q,
         heads_k,
     ) in itertools.product(*subset):
@@ -101,7 +101,7 @@ def combinations_of(subset: Subset) -> Iterator[Combination]:
         is_for_decoding = len(subset.heads) > 1
         for seqlen in (1,) * is_for_decoding + (_MANY_QUERIES,) * (heads_q == heads_k):
             yield Combination(
-                *(dtype, dtype, hdim_q, hdim_v, mask, mode, direction),
+                *(*dtypes, hdim_q, hdim_v, mask, mode, direction),
                 features=frozenset(NAMED_FEATURES[name] for name in features),
                 heads_q=heads_q,
                 heads_k=heads_k,
@@ -120,6 +120,14 @@ def _several(name: str, values: Iterable[_T]) -> list[_T]:
     if not several:
         raise ValueError(f"{name} is empty; name at least one")
     return several
+
+
+def _dtypes(dtypes: object) -> Dtypes:
+    if not isinstance(dtypes, (tuple, list)):
+        return _dtype(dtypes), _dtype(dtypes)
+    if len(dtypes) != 2:
+        raise TypeError(f"dtypes holds {dtypes!r}; use names, or pairs (of q, of k and v)")
+    return _dtype(dtypes[0]), _dtype(dtypes[1])
 
 
 def _dtype(dtype: object) -> str:
@@ -156,7 +164,7 @@ def _features(text: object) -> Features:
 
 
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
-    "dtypes": _dtype,
+    "dtypes": _dtypes,
     "hdims": _hdim,
     "masks": parse_mask,
     "modes": lambda mode: known("modes holds", mode, get_args(Mode)),

@@ -229,7 +229,7 @@ def query_heads_share_key_heads_evenly(x: Combination) -> None:
     check_heads(x.heads_q, x.heads_k)
 
 
-def keys_are_as_queries_or_int8(x: Combination) -> None:
+def keys_are_as_queries_or_of_8_bits(x: Combination) -> None:
     """Keys beside 8-bit queries are of the same format."""
     check_kv_dtype("k", TORCH_DTYPES[x.kv_dtype], TORCH_DTYPES[x.dtype])
 
@@ -293,7 +293,7 @@ _INT8 = "python/perf-kernels/flash-attention.py of github.com/ROCm/triton"
 CALL_RULES = (
     CallRule(hdims_are_in_range, "MAX_HDIM of problem.py: DeepSeek's latent, 512 + 64"),
     CallRule(query_heads_share_key_heads_evenly, _FLASH_ATTN),
-    CallRule(keys_are_as_queries_or_int8, _INT8),
+    CallRule(keys_are_as_queries_or_of_8_bits, _INT8),
     CallRule(packed_sequences_have_bottom_right_masks, _FLASH_ATTN),
     CallRule(padding_is_between_packed_sequences, "the arguments of jitfmha.fmha_fwd"),
     CallRule(pages_have_lengths, f"{_FLASH_ATTN}: block_table of flash_attn_varlen_func"),

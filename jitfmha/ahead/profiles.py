@@ -18,18 +18,21 @@ Features = tuple[str, ...]
 
 PLAIN: Features = ()
 
+Dtypes = tuple[str, str]
+
 
 class Subset(NamedTuple):
     """Every combination of these.
 
     Attributes:
+        dtypes: of q, and of k and v.
         hdims: of q and k, and of v.
         features: each of which a call has all of.
         heads: of q and of k. Where several query heads share a key head, calls with few queries, as
             in decoding, have kernels of their own on AMD GPUs.
     """
 
-    dtypes: tuple[str, ...]
+    dtypes: tuple[Dtypes, ...]
     hdims: tuple[tuple[int, int], ...]
     masks: tuple[Mask, ...] = (NO_MASK, CAUSAL_MASK)
     modes: tuple[Mode, ...] = ("gm0", "gm1")
@@ -39,9 +42,10 @@ class Subset(NamedTuple):
 
 
 _BOTH_DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
-_SIXTEEN_BITS = ("bf16", "fp16")
-_FLOATS = ("fp32", *_SIXTEEN_BITS)
-_FP8 = ("fp8_e4m3fnuz", "fp8_e4m3fn")  # of which a chip has one
+_SIXTEEN_BITS = (("bf16", "bf16"), ("fp16", "fp16"))
+_FLOATS = (("fp32", "fp32"), *_SIXTEEN_BITS)
+# Of which a chip has one.
+_FP8 = (("fp8_e4m3fnuz", "fp8_e4m3fnuz"), ("fp8_e4m3fn", "fp8_e4m3fn"))
 _COMMON_HDIMS = ((64, 64), (128, 128))
 _WITH_SHARED_HEADS = ((1, 1), (2, 1))
 

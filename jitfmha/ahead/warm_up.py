@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -12,6 +12,8 @@ from .. import jit
 from ..call.detection import planned_target
 from ..planning.target import CpuTarget, cpu_isas_here, isa_named
 from ..problem.problem import Direction, Mode
+
+_Dtype: TypeAlias = "str | torch.dtype"
 
 
 class WarmedLauncher(NamedTuple):
@@ -32,7 +34,7 @@ class WarmedLauncher(NamedTuple):
 def warmup(
     *,
     profile: str | None = None,
-    dtypes: Iterable[str | torch.dtype] | None = None,
+    dtypes: Iterable[_Dtype | tuple[_Dtype, _Dtype]] | None = None,
     hdims: Iterable[int | tuple[int, int]] | None = None,
     masks: Iterable[int | str] | None = None,
     modes: Iterable[Mode] | None = None,
@@ -51,7 +53,8 @@ def warmup(
             arguments below override it: each that is given takes the place of the same in every
             part of the profile, and what makes no call then is left out.
         dtypes: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "int8", or the torch dtypes;
-            by default those of the first three that ``device`` serves.
+            or pairs (of q, of k and v), such as ("bf16", "fp8_e4m3fn") for a cache of 8 bits. By
+            default those of the first three that ``device`` serves.
         hdims: head dimensions, 1 to 576: an int, or a pair (hdim of q and k, hdim of v); by
             default those of 64 and 128 that ``device`` serves.
         masks: what :func:`jitfmha.fmha_fwd` takes as ``mask``; by default "none" and "causal".

@@ -18,14 +18,12 @@ from ..layers.mla import mla_absorbed_fwd
 from ..layers.peer_values import (
     as_flag,
     as_int,
-    as_lengths,
     as_number,
     as_sink,
     as_softmax_scale,
     drop_without_effect,
     ends_in,
     int32_vector,
-    sums_of,
     written_to,
 )
 from ..problem.arguments import Options
@@ -38,9 +36,9 @@ from ..problem.checks import (
 )
 from ..problem.dtypes import EIGHT_BIT_DTYPES, out_dtype_of
 from ..problem.packed_pages import are_packed, shape_of_keys
-from .batch_prefill import table_of_lists
+from .batch_prefill import lists_of_pages
 from .mla_metadata import Buffers, _fill_nothing, get_mla_metadata_info_v1
-from .paged import attend_pages
+from .paged import attend_pages, pages_of_table
 
 OPERATORS = {
     "pa_decode_gluon": (
@@ -72,8 +70,7 @@ def _attend(
     k: Tensor,
     v: Tensor,
     out: Tensor | None,
-    lengths_k: Tensor,
-    block_table: Tensor,
+    pages: Options,
     queries: int,
     sliding_window: object = 0,
     **others: Any,
@@ -85,7 +82,9 @@ def _attend(
         if x.dim() != (3 if name == "q" else 5):
             expected = "(rows, heads, hdim)" if name == "q" else "packed pages, of five dimensions"
             raise ValueError(f"{name} is {describe(x)}; expected {expected}")
-    sequences = lengths_k.shape[0]
+    sums = pages["cu_seqlens_k"]
+    assert sums is not None
+    sequences = sums.shape[0] - 1
     if queries < 1 or q.shape[0] != sequences * queries:
         raise ValueError(
             f"q has {q.shape[0]} rows; expected {queries} for each of {sequences} sequences"
@@ -96,9 +95,8 @@ def _attend(
         k=k,
         v=v,
         out=out,
-        lengths_k=lengths_k,
-        block_table=block_table,
-        cu_seqlens_q=starts_in_batch(sequences, queries, lengths_k.device),
+        pages=pages,
+        cu_seqlens_q=starts_in_batch(sequences, queries, sums.device),
         max_seqlen_q=queries,
         window=(window - 1, 0) if window > 0 else (-1, -1),
         **others,
@@ -140,8 +138,7 @@ def _gluon(
         k=key_cache,
         v=value_cache,
         out=output,
-        lengths_k=as_lengths("context_lengths", context_lengths),
-        block_table=block_tables,
+        pages=pages_of_table("context_lengths", context_lengths, block_tables),
         queries=as_int("query_length", query_length),
         softmax_scale=softmax_scale,
         sliding_window=sliding_window,
@@ -229,8 +226,7 @@ def _rocm(
         k=key_cache,
         v=value_cache,
         out=out,
-        lengths_k=as_lengths("context_lens", context_lens),
-        block_table=block_tables,
+        pages=pages_of_table("context_lens", context_lens, block_tables),
         queries=as_int("mtp", mtp),
         max_seqlen_k=max_context_len,
         softmax_scale=scale,
@@ -301,8 +297,7 @@ def _common(
         k=K,
         v=V,
         out=out_,
-        lengths_k=as_lengths("context_lens", context_lens),
-        block_table=block_tables,
+        pages=pages_of_table("context_lens", context_lens, block_tables),
         cu_seqlens_q=qo_indptr,
         max_seqlen_q=1 if qo_indptr is None else max_qlen,
         max_seqlen_k=max_seq_len,
@@ -377,14 +372,13 @@ def _persistent(
         raise ValueError(f"K is {describe(K)}; expected packed pages, of five dimensions")
     page_size = shape_of_keys(K)[1]
     last = (int32_vector("context_lens", context_lens) - 1) % max(page_size, 1) + 1
-    table, _ = table_of_lists(kv_indptr, kv_indices, last, page_size=page_size)
+    pages = lists_of_pages(kv_indptr, kv_indices, last, page_size)
     out, lse = attend_pages(
         q=Q,
         k=K,
         v=V,
         out=output,
-        lengths_k=context_lens,
-        block_table=table,
+        pages=pages,
         cu_seqlens_q=qo_indptr,
         max_seqlen_q=max_qlen,
         softmax_scale=softmax_scale,
@@ -408,6 +402,7 @@ def _of_pages(scale: Tensor | None, page_size: int) -> Tensor | None:
     _persistent,
     **{**_OF_PAGES, "out": "output"},
     block_table="kv_indices",
+    cu_seqlens_k_padded="kv_indptr",
     kv_page_indices="kv_indices",
     kv_last_page_lens="context_lens",
     k_descale="K_QScale",
@@ -509,10 +504,11 @@ def _latents(
         raise ValueError(f"kv_scale={kv_scale!r}; kv_c is {describe(kv_c)}, which has no scale")
     sequences = len(q_nope)
     if as_flag("use_2d_view", use_2d_view) and with_pe:
-        table, lengths = page_table, as_lengths("seq_info", seq_info)
+        pages = pages_of_table("seq_info", seq_info, page_table)
     else:
-        table, lengths = table_of_lists(seq_info, page_table, None, page_size=1)
-    if len(lengths) != sequences:
+        pages = lists_of_pages(seq_info, page_table, None, page_size=1)
+    sums = pages["cu_seqlens_k"]
+    if sums is None or len(sums) != sequences + 1:
         raise ValueError(f"seq_info is {describe(seq_info)}; q_nope has {sequences} sequences")
     is_of_rows = q_nope.dim() == 3
     q = torch.cat([x for x in queries.values() if x is not None], dim=-1)
@@ -522,10 +518,9 @@ def _latents(
         "mask": 2,
         "sink": as_sink(attn_sink),
         "cu_seqlens_q": starts_in_batch(sequences, length, kv_c.device),
-        "cu_seqlens_k": sums_of(lengths),
         "max_seqlen_q": length,
-        "block_table": table,
     }
+    options |= pages
     if has_scale:
         options["k_descale"] = options["v_descale"] = torch.full((1,), scale, device=kv_c.device)
     if is_of_rows and o.dtype == out_dtype_of(q.dtype):
@@ -549,6 +544,7 @@ def _latents(
     sink="attn_sink",
     cu_seqlens_q="q_nope",
     cu_seqlens_k="seq_info",
+    cu_seqlens_k_padded="seq_info",
     block_table="page_table",
     kv_indptr="seq_info",
     kv_page_indices="page_table",

@@ -79,7 +79,7 @@ def _attend(
         "num_splits": 1 if type(num_kv_splits) is int and num_kv_splits == 1 else OFF,
     }
     options |= lists_of_pages(kv_indptr, kv_indices, kv_last_page_lens, latent.shape[1])
-    options |= descales_of(kv_buffer, q_descale=q_scale, k_descale=kv_scale, v_descale=kv_scale)
+    options |= descales_of(q, kv_buffer, q_descale=q_scale, k_descale=kv_scale, v_descale=kv_scale)
     if o.dtype == out_dtype_of(q.dtype):
         options["out"] = o
     with_lse = as_flag("return_lse", return_lse)

@@ -24,6 +24,7 @@ from ..layers.peer_values import (
     descales_of,
     drop_without_effect,
     ends_in,
+    has_8_bits,
     sums_of,
     window_pair,
     with_contiguous_rows,
@@ -31,7 +32,7 @@ from ..layers.peer_values import (
 )
 from ..problem.arguments import Options
 from ..problem.checks import check_layout, describe, not_a_tensor, refuse_given, require_cu_seqlens
-from ..problem.dtypes import EIGHT_BIT_DTYPES, out_dtype_of
+from ..problem.dtypes import out_dtype_of
 from .batch_prefill import lists_of_pages
 
 OPERATORS = {
@@ -81,7 +82,7 @@ def attend_pages(
     """Out, and lse where it is asked for.
 
     ``pages`` are what :func:`pages_of_table` or :func:`lists_of_pages` makes. There is one query
-    for each sequence, or as many as ``cu_seqlens_q`` says. Scales have a meaning with 8-bit keys
+    for each sequence, or as many as ``cu_seqlens_q`` says. Scales have a meaning of 8-bit tensors
     only.
     """
     if not isinstance(q, Tensor):
@@ -103,7 +104,7 @@ def attend_pages(
         "num_splits": num_splits or OFF,
     }
     options |= pages
-    options |= descales_of(k, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    options |= descales_of(q, k, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     is_of_result = isinstance(out, Tensor) and out.dtype == out_dtype_of(q.dtype)
     if is_of_result and output_scale is None:
         options["out"] = out
@@ -157,9 +158,10 @@ def _unified(
     if as_flag("skip_reduce", skip_reduce):
         raise NotImplementedError("skip_reduce=True is not implemented yet: there are no segments")
     as_flag("shuffled_kv_cache", shuffled_kv_cache)  # packed pages have five dimensions
-    if isinstance(k, Tensor) and k.dtype not in EIGHT_BIT_DTYPES:
-        # AITER multiplies with them, whatever the dtype. Frameworks pass ones.
+    # AITER multiplies with them, whatever the dtypes. Frameworks pass ones.
+    if not has_8_bits(q):
         q = _multiplied(q, "q_descale", q_descale)
+    if not has_8_bits(k):
         q = _multiplied(q, "k_descale", k_descale)
     attend_pages(
         q=q,
@@ -175,7 +177,7 @@ def _unified(
         v_descale=v_descale,
         **others,
     )
-    if isinstance(k, Tensor) and k.dtype not in EIGHT_BIT_DTYPES and v_descale is not None:
+    if not has_8_bits(k) and v_descale is not None:
         out.copy_(_multiplied(out, "v_descale", v_descale))
     return out
 
@@ -216,8 +218,8 @@ def unified_attention(
         max_seqlen_q, max_seqlen_k: the longest lengths.
         block_table: int32 ``(b, most pages)``.
         window_size: ``(left, right)``, a negative side being open.
-        q_descale, k_descale, v_descale: what q, k and v are multiplied with: one number, or with 8
-            bits in the shapes of :func:`jitfmha.fmha_fwd`.
+        q_descale, k_descale, v_descale: what q, k and v are multiplied with: one number, or those
+            of 8-bit tensors in the shapes of :func:`jitfmha.fmha_fwd`.
         output_scale: one number, which the result is divided by.
         sinks: ``(hq,)``.
         q_scales, qq_bias: None; others are refused, as is ``skip_reduce``.

@@ -375,7 +375,7 @@ def _describe(problem: Problem) -> str:
     modifiers = "".join(f", {text}" for text in asked)
     direction = "" if problem.direction == "forward" else "backward, "
     return (
-        f"{direction}{problem.mode}, {problem.dtype}, {sizes}, "
+        f"{direction}{problem.mode}, {problem.dtypes_in_words}, {sizes}, "
         f"heads {problem.heads_q}/{problem.heads_k}, "
         f"hdim {problem.hdim_q}x{problem.hdim_v}, mask {problem.mask}, "
         f"{'with' if problem.has_lse else 'without'} lse{modifiers}"

@@ -36,13 +36,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _call(args: argparse.Namespace) -> tuple[tuple[Tensor, Tensor, Tensor], Options]:
-    dtype = next(dtype for dtype, name in DTYPE_NAMES.items() if name == args.dtype)
     if args.varlen is None:
         if args.varlen_k is not None:
             raise UsageError("--varlen-k needs --varlen")
         seqlen = _or(args.seqlen, 1024)
         lengths = _or(args.batch, 1), seqlen, _or(args.seqlen_k, seqlen)
-        return _meta_tensors(args, dtype, *lengths), {}
+        return _meta_tensors(args, *lengths), {}
     for flag in ("batch", "seqlen", "seqlen_k"):
         if (given := getattr(args, flag)) is not None:
             name = flag.replace("_", "-")
@@ -51,7 +50,7 @@ def _call(args: argparse.Namespace) -> tuple[tuple[Tensor, Tensor, Tensor], Opti
         raise UsageError("--varlen packs sequences; --layout is bshd or qkvpacked with it")
     sums_q = _prefix_sums("--varlen", args.varlen)
     sums_k = _prefix_sums("--varlen-k", _or(args.varlen_k, args.varlen))
-    q, k, v = _meta_tensors(args, dtype, 1, sums_q[-1], sums_k[-1])
+    q, k, v = _meta_tensors(args, 1, sums_q[-1], sums_k[-1])
     cu_q, cu_k = (
         torch.empty(len(sums), dtype=torch.int32, device="meta") for sums in (sums_q, sums_k)
     )
@@ -59,28 +58,30 @@ def _call(args: argparse.Namespace) -> tuple[tuple[Tensor, Tensor, Tensor], Opti
 
 
 def _meta_tensors(
-    args: argparse.Namespace, dtype: Any, batch: int, seqlen_q: int, seqlen_k: int
+    args: argparse.Namespace, batch: int, seqlen_q: int, seqlen_k: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v without memory: a problem of any size can be explained anywhere."""
     heads_k, hdim_v = _or(args.heads_k, args.heads), _or(args.hdim_v, args.hdim)
+    by_name = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+    dtype, kv_dtype = by_name[args.dtype], by_name[_or(args.kv_dtype, args.dtype)]
     if args.layout == "qkvpacked":
-        if (heads_k, hdim_v, seqlen_k) != (args.heads, args.hdim, seqlen_q):
-            raise UsageError("--layout qkvpacked needs q, k and v of one shape")
+        if (heads_k, hdim_v, seqlen_k, kv_dtype) != (args.heads, args.hdim, seqlen_q, dtype):
+            raise UsageError("--layout qkvpacked needs q, k and v of one shape and dtype")
         shape = (batch, seqlen_q, 3, args.heads, args.hdim)
         q, k, v = torch.empty(shape, dtype=dtype, device="meta").unbind(2)
         return q, k, v
 
     order = _LAYOUTS[args.layout]
 
-    def tensor(seqlen: int, heads: int, hdim: int) -> Tensor:
+    def tensor(seqlen: int, heads: int, hdim: int, dtype: torch.dtype) -> Tensor:
         shape = (batch, seqlen, heads)
         in_memory = torch.empty((*(shape[i] for i in order), hdim), dtype=dtype, device="meta")
         return in_memory.permute(*(order.index(i) for i in range(3)), 3)
 
     return (
-        tensor(seqlen_q, args.heads, args.hdim),
-        tensor(seqlen_k, heads_k, args.hdim),
-        tensor(seqlen_k, heads_k, hdim_v),
+        tensor(seqlen_q, args.heads, args.hdim, dtype),
+        tensor(seqlen_k, heads_k, args.hdim, kv_dtype),
+        tensor(seqlen_k, heads_k, hdim_v, kv_dtype),
     )
 
 

@@ -66,6 +66,12 @@ def _hdims(text: str) -> tuple[int, int]:
         raise argparse.ArgumentTypeError(text) from None
 
 
+def _dtypes(text: str) -> str | tuple[str, str]:
+    """Read the data type of all inputs, or that of q and that of k and v with a comma between."""
+    of_q, separator, of_kv = text.partition(",")
+    return (of_q, of_kv) if separator else text
+
+
 def _from(least: int, bits: int) -> Callable[[str], int]:
     """What takes a number from ``least`` to ``2**bits - 1``."""
 
@@ -160,6 +166,7 @@ def _add_explain(commands: Any) -> None:
     layouts = ["bshd", "bhsd", "sbhd", "qkvpacked"]
     flag("--device", default="cpu", help=f"where the tensors are, as {_DEVICE}")
     flag("--dtype", default="bf16", choices=dtypes)
+    flag("--kv-dtype", choices=dtypes, help="of k and v (default: as q)")
     rounding = "how probabilities become bf16 on gfx942 (default: rtne)"
     flag("--bf16-cvt", default="rtne", choices=_CVTS, help=rounding)
     _add_sizes(flag)
@@ -298,8 +305,11 @@ def _add_build(commands: Any) -> None:
         help="a named set of combinations: inference, training, flash-attn, aiter or pytorch; the "
         "flags below take the place of what it has of the same",
     )
-    dtypes = "as bf16 (default: those of fp32, bf16 and fp16 that the device serves)"
-    flag("--dtype", nargs="+", metavar="DTYPE", help=dtypes)
+    dtypes = (
+        "as bf16, or of q and of k and v as bf16,fp8_e4m3fn (default: those of fp32, bf16 and fp16 "
+        "that the device serves)"
+    )
+    flag("--dtype", nargs="+", type=_dtypes, metavar="DTYPE", help=dtypes)
     hdims = f"{_HDIMS}those of 64 and 128 that the device serves)"
     flag("--hdim", nargs="+", type=_hdims, metavar="HDIM", help=hdims)
     masks = "as in fmha_fwd (default: none causal)"

@@ -20,6 +20,7 @@ from ..layers.peer_values import (
     as_softcap,
     as_softmax_scale,
     as_window,
+    descales_of,
     sums_of,
     window_pair,
     with_contiguous_rows,
@@ -28,7 +29,6 @@ from ..layers.peer_values import (
 from ..problem.arguments import Arguments, Options
 from ..problem.checks import describe, not_a_tensor, require_cu_seqlens, requires_any_grad
 from ..problem.dropout import new_rng_state
-from ..problem.dtypes import EIGHT_BIT_DTYPES
 from ..problem.float64_reference import signed_probabilities
 from ..problem.mask import OPEN_WINDOW
 
@@ -88,9 +88,8 @@ def attend(
         "sink": as_sink(s_aux),
         **lengths,
     }
-    if isinstance(k, Tensor) and k.dtype in EIGHT_BIT_DTYPES:
-        # Beside others they have no meaning; vLLM gives them in any case.
-        options |= {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    # Of wider tensors they have no meaning; vLLM gives them in any case.
+    options |= descales_of(q, k, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     if block_table is not None:
         ends = _checked_ends(k, v, block_table, options["cu_seqlens_k"])
         if torch.is_grad_enabled() and requires_any_grad(q, k, v):

@@ -220,8 +220,8 @@ def flash_attn_varlen_func(
         out: where to write the result, ``(total_q, hq, hdim_v)``.
         return_softmax_lse: return ``(out, softmax_lse)``.
         s_aux: ``(hq,)``, the ``sink`` of :func:`jitfmha.fmha_fwd`.
-        num_splits, q_descale, k_descale, v_descale: those of :func:`jitfmha.fmha_fwd`; scales have
-            no effect where keys have 16 or 32 bits.
+        num_splits, q_descale, k_descale, v_descale: those of :func:`jitfmha.fmha_fwd`; that of
+            a tensor of 16 or 32 bits has no effect.
         output_scale: one number, which the result is divided by before it is written to an ``out``
             of any dtype, such as fp8.
         scheduler_metadata, fa_version, cp_rank, cp_tot_seqused_k: no effect.

@@ -52,7 +52,7 @@ SERVES = (
         Feature.FP8_E4M3FNUZ,
         Feature.FP8_E4M3FN,
         Feature.INT8,
-        Feature.INT8_KEYS_AND_VALUES,
+        Feature.EIGHT_BIT_KEYS_AND_VALUES,
         Feature.INT8_PROBABILITIES,
         Feature.COLUMN_MAJOR_V,
         Feature.DESCALES,
@@ -223,7 +223,7 @@ class CpuTraits:
     token_k_descales: bool = False
     token_v_descales: bool = False
     int8_probabilities: bool = False
-    int8_kv: bool = False  # where q is none
+    kv_dtype: str = ""  # where it is not that of q
     column_major_v: bool = False
 
     @classmethod
@@ -249,7 +249,7 @@ class CpuTraits:
             token_k_descales=problem.has_token_k_descale,
             token_v_descales=problem.has_token_v_descale,
             int8_probabilities=problem.has_p_descale,
-            int8_kv=problem.kv_dtype != problem.dtype,
+            kv_dtype=problem.kv_dtype if problem.has_8_bit_keys_alone else "",
             column_major_v=has_column_major_v,
         )
 
@@ -258,7 +258,7 @@ class CpuTraits:
         descales = "query_head_descales" if self.query_head_descales else "descales"
         words = (
             f"cpu_{self.short_direction}_{self.dtype}",
-            "int8kv" if self.int8_kv else "",
+            f"{self.kv_dtype}kv" if self.kv_dtype else "",
             descales if self.descales else "",
             "token_k" if self.token_k_descales else "",
             "token_v" if self.token_v_descales else "",
@@ -310,7 +310,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
     values = {
         "direction": traits.direction,
         "dtype": traits.dtype,
-        "kv_dtype": "int8" if traits.int8_kv else traits.dtype,
+        "kv_dtype": traits.kv_dtype or traits.dtype,
         "out_dtype": traits.out_dtype,
         "hdim_q": traits.hdim_q,
         "hdim_v": traits.hdim_v,

@@ -21,6 +21,7 @@ from ..amd.chips import SIMDS, Arch, architecture, chip
 from ..amd.clock import Clock, clock_of
 from ..amd.manifest import KernelRow
 from ..planning.target import AmdTarget
+from ..problem.dtypes import FP8_NAMES
 from ..problem.mask import Mask
 from ..problem.problem import Problem, element_bytes
 from .cycles import WAVE_ROWS, CyclesOf, KernelCycles, Part, kernel_cycles
@@ -270,7 +271,7 @@ class ForwardEstimate:
         xcds = gcd(self._lines, self._machine.xcds)
         in_turn = heads // xcds if heads % xcds == 0 else gcd(self._lines // xcds, heads)
         self._heads_in_turn = 1 if problem.mask.is_none else in_turn
-        dtype = "fp8" if problem.is_fp8 else problem.dtype
+        dtype = _measured_dtype(problem, part)
         hdims = problem.hdim_q, -(-problem.hdim_v // slices)
         measured = kernel_cycles(target.arch, kernels, part, dtype, hdims, not problem.mask.is_none)
         if kernels != "compiled" or part == "decode":
@@ -419,6 +420,16 @@ class ForwardEstimate:
         spans = spans_of_tiles(self._mask, seqlen_q, seqlen_k, tiles, queries, step)
         counts = (end - begin + min(self._sink_size, begin) for begin, end in spans)
         return [-(-count // self._ts_kv) * self._ts_kv for count in counts]
+
+
+def _measured_dtype(problem: Problem, part: Part) -> str:
+    """The data type of which `cycles.csv` has the cycles of such calls, or about the same."""
+    has_fp8_keys = problem.kv_dtype in FP8_NAMES.values()
+    if problem.is_fp8 or (has_fp8_keys and part == "decode"):
+        return "fp8"
+    # Products take 16 bits in place of the 8 in memory, as those of integers do.
+    is_int8 = problem.has_8_bit_keys_alone and problem.dtype != "fp32"
+    return "int8" if is_int8 else problem.dtype
 
 
 def spans_of_tiles(

@@ -71,8 +71,8 @@ def flash_attn_with_kvcache(
             ``(num_pages, page_size, hk, hdim)``; any page size. Its last dimension is contiguous.
             Or with a block table AITER's packed pages, as :func:`jitfmha.fmha_fwd` takes them.
         v_cache: as k_cache, with a head dimension of its own.
-        k, v: ``(b, s_new, hk, hdim)`` and ``(b, s_new, hk, hdim_v)``, written into the caches
-            behind the ``cache_seqlens`` keys of each sequence, in place. Both or none.
+        k, v: ``(b, s_new, hk, hdim)`` and ``(b, s_new, hk, hdim_v)`` of the caches' dtype, written
+            into these behind the ``cache_seqlens`` keys of each sequence, in place. Both or none.
         rotary_cos, rotary_sin: ``(seqlen_ro, rotary_dim / 2)`` in q's dtype: k is rotated by the
             rows from ``cache_seqlens`` on before it is written. So is q, where there is a causal
             mask or a window; else every query by the row ``cache_seqlens``. They need k and v.

@@ -204,21 +204,31 @@ def drop_without_effect(given: dict[str, Any], *names: str) -> None:
             check_layout(name, x)
 
 
-def descales_of(k: Tensor, **scales: Tensor | None) -> Options:
-    """Of ``scales``, by the names of ``fmha_fwd``, those that have a meaning: with 8-bit keys.
+def descales_of(
+    q: Tensor,
+    k: Tensor,
+    *,
+    q_descale: Tensor | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+) -> Options:
+    """Those of the scales that have a meaning, by the names of ``fmha_fwd``: of 8-bit tensors.
 
     A scale of one number may have any number of dimensions.
     """
-    for name, x in scales.items():
+    scales = {"q_descale": (q, q_descale), "k_descale": (k, k_descale), "v_descale": (k, v_descale)}
+    given = {}
+    for name, (of, x) in scales.items():
         if isinstance(x, Tensor):
             check_layout(name, x)
-    if not isinstance(k, Tensor) or k.dtype not in EIGHT_BIT_DTYPES:
-        return {}
-    given = {
-        name: x.reshape(1) if isinstance(x, Tensor) and x.numel() == 1 else x
-        for name, x in scales.items()
-    }
+        if has_8_bits(of):
+            given[name] = x.reshape(1) if isinstance(x, Tensor) and x.numel() == 1 else x
     return cast("Options", given)
+
+
+def has_8_bits(x: object) -> bool:
+    """Whether it is a tensor of which there may be a scale."""
+    return isinstance(x, Tensor) and x.dtype in EIGHT_BIT_DTYPES
 
 
 def sums_of(lengths: Tensor) -> Tensor:

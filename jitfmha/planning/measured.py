@@ -70,14 +70,13 @@ class Measurement(NamedTuple):
 
 def kind_of(problem: Problem) -> str:
     """All about a call that decides what it takes, but for its lengths and the machine."""
-    kv_dtype = "" if problem.kv_dtype == problem.dtype else f", {problem.kv_dtype} k and v"
     features = sorted(feature.name.lower() for feature in problem.features)
     if problem.has_v_at_k:
         features.append("v_at_k")
     if problem.atomic_fp32 is not None:
         features.append(f"atomic_fp32={problem.atomic_fp32}")
     return (
-        f"{problem.direction}, {problem.mode}, {problem.dtype}{kv_dtype}, {problem.bf16_cvt}, "
+        f"{problem.direction}, {problem.mode}, {problem.dtypes_in_words}, {problem.bf16_cvt}, "
         f"batch {problem.batch}, heads {problem.heads_q}/{problem.heads_k}, "
         f"hdim {problem.hdim_q}x{problem.hdim_v}, mask {problem.mask}: {' '.join(features)}"
     )

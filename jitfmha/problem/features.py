@@ -17,7 +17,7 @@ class Feature(Enum):
     FP8_E4M3FNUZ = "fp8_e4m3fnuz inputs"
     FP8_E4M3FN = "fp8_e4m3fn inputs"
     INT8 = "int8 inputs"
-    INT8_KEYS_AND_VALUES = "int8 keys and values beside queries of another dtype"
+    EIGHT_BIT_KEYS_AND_VALUES = "8-bit keys and values beside queries of more bits"
     INT8_PROBABILITIES = "int8 probabilities"
     DESCALES = "scales of 8-bit inputs"
     QUERY_HEAD_DESCALES = "a scale of its own for each query head that shares a key head"

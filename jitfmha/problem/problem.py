@@ -189,7 +189,7 @@ class Problem(NamedTuple):
         """Everything that a kernel has to know of to serve the call."""
         asked = {
             Feature.DESCALES: self.q_descale or self.k_descale or self.v_descale,
-            Feature.INT8_KEYS_AND_VALUES: self.kv_dtype != self.dtype,
+            Feature.EIGHT_BIT_KEYS_AND_VALUES: self.has_8_bit_keys_alone,
             Feature.INT8_PROBABILITIES: self.has_p_descale,
             Feature.COLUMN_MAJOR_V: self.has_column_major_v,
             Feature.QUERY_HEAD_DESCALES: self.has_query_head_descale,
@@ -228,6 +228,16 @@ class Problem(NamedTuple):
     def is_fp8(self) -> bool:
         """True for fp8 inputs, whose output is bf16."""
         return self.dtype in FP8_NAMES.values()
+
+    @property
+    def dtypes_in_words(self) -> str:
+        """The data type of q, and that of k and v where it is another one."""
+        return self.dtype + (f", {self.kv_dtype} k and v" if self.has_8_bit_keys_alone else "")
+
+    @property
+    def has_8_bit_keys_alone(self) -> bool:
+        """True where k and v have 8 bits and q has more."""
+        return self.kv_dtype != self.dtype
 
     @property
     def gqa(self) -> int:
@@ -618,9 +628,13 @@ def check_heads(heads_q: int, heads_k: int) -> None:
 
 
 def check_kv_dtype(name: str, dtype: torch.dtype, q_dtype: torch.dtype) -> None:
-    """Raise ``TypeError`` where k or v, of that name, is neither as q nor int8 beside it."""
-    if dtype != q_dtype and (dtype != torch.int8 or q_dtype in EIGHT_BIT_DTYPES):
-        raise TypeError(f"{name} has dtype {dtype}, q has {q_dtype}; they must be equal")
+    """Raise ``TypeError`` where k or v, of that name, is neither as q nor of 8 bits beside more."""
+    if dtype == q_dtype or (dtype in EIGHT_BIT_DTYPES and q_dtype not in EIGHT_BIT_DTYPES):
+        return
+    raise TypeError(
+        f"{name} has dtype {dtype}, q has {q_dtype}; they must be equal, or {name} fp8 or int8 and "
+        "q of more bits"
+    )
 
 
 def check_descale_dtype(name: str, dtype: torch.dtype) -> None:

@@ -34,7 +34,7 @@ FP8_DTYPES = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 # Of queries, and of keys with values.
 OTHER_DTYPES = (
     *(("fp32", "fp32"), ("fp8", "fp8"), ("int8", "int8")),
-    *(("bf16", "int8"), ("fp16", "int8"), ("fp32", "int8")),
+    *((dtype, kv_dtype) for dtype in ("bf16", "fp16", "fp32") for kv_dtype in ("fp8", "int8")),
 )
 # Products take 16 columns of q and 32 of v, tiles 64 and 128; what is no multiple of 8 is loaded
 # value by value.

@@ -42,7 +42,7 @@ HDIMS = (8, 24, 61, 64, 72, 96, 100, 128, 160, 192, 200, 255, 256)
 # Of queries, and of keys with values.
 DTYPES = (
     *(("bf16", "bf16"), ("fp16", "fp16"), ("fp8", "fp8"), ("int8", "int8")),
-    *(("bf16", "int8"), ("fp16", "int8")),
+    *((dtype, kv_dtype) for dtype in ("bf16", "fp16") for kv_dtype in ("fp8", "int8")),
 )
 FEATURES = ("alibi", "softcap", "sink", "sink_tokens")
 PAGE_SIZES = (1, 6, 16, 32, 64, 128)
@@ -175,13 +175,16 @@ def test_one_split_depends_on_nothing_else(rng, arch, page_size):
 
 
 @pytest.mark.sample("arch", ARCHS, 1)
+@pytest.mark.sample("kind", ["fp8", "int8"], 1)
 @pytest.mark.parametrize("page_size", [None, 1, 16, 32])
-def test_places_of_8_bit_keys(rng, arch, page_size):
+def test_places_of_8_bit_keys(rng, arch, kind, page_size):
     """Waves go through several tiles of keys, each of which has another page and other columns."""
     lengths, hdim = [2000, 1233], 64
     q = torch.randn(2, 8, hdim, generator=rng).bfloat16()
     k, v = (
-        torch.randint(-128, 128, (sum(lengths), 2, hdim), generator=rng, dtype=torch.int8)
+        torch.randint(-128, 128, (sum(lengths), 2, hdim), generator=rng).to(
+            torch.int8 if kind == "int8" else FP8_DTYPES[arch]
+        )
         for _ in range(2)
     )
     ends_q, ends_k = (torch.tensor([0, *side]).cumsum(0).int() for side in ([1, 1], lengths))
@@ -190,7 +193,7 @@ def test_places_of_8_bit_keys(rng, arch, page_size):
     scales = {"k_descale": scale, "v_descale": scale}
     spans = [1, 1], lengths, [0, 1], ends_k[:-1].tolist()
     keys = [k, v]
-    descaled = k * scale, v * scale
+    descaled = k.float() * scale, v.float() * scale
     expected = attention_packed(q, *descaled, *spans)
     if page_size:
         most = -(-max(lengths) // page_size)

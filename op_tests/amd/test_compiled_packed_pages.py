@@ -41,7 +41,7 @@ def test_drawn_pages(rng, arch, dtype, page_size, features, hdims):
     [
         (arch, kind, page_size, hdims)
         for arch in ARCHS
-        for kind in ("bf16", "fp16", "fp8", "int8", "bf16_int8kv")
+        for kind in ("bf16", "fp16", "fp8", "int8", "bf16_int8kv", "bf16_fp8kv", "fp16_fp8kv")
         for page_size in (8, 16, 64, 1024)
         if page_size > 8 or kind in ("bf16", "fp16")
         for hdims in ((64, 64), (128, 128), (256, 256), (48, 37), (96, 192))
@@ -52,7 +52,7 @@ def test_few_rows(rng, arch, kind, page_size, hdims):
     """Behind the last key a page holds NaN, where its numbers know it."""
     fp8 = FP8_DTYPES[arch]
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": fp8, "int8": torch.int8}
-    dtype, dtype_kv = dtypes[kind.split("_")[0]], dtypes.get(kind, torch.int8)
+    dtype, dtype_kv = (dtypes[name] for name in (*kind.removesuffix("kv").split("_"), kind)[:2])
     lengths_q, lengths_k = [1, 3, 1, 2], [70, 33, 0, 129]
     heads_k, heads_q = 2, 12
     most = -(-max(lengths_k) // page_size)

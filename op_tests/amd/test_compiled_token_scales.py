@@ -10,6 +10,7 @@ from compiled_calls import (
     ARCHS,
     FP8_DTYPES,
     MODIFIERS,
+    OTHER_DTYPES,
     CompiledCall,
     assert_near,
     assert_nothing_is_spilled,
@@ -129,7 +130,8 @@ def test_who_serves_them(rng, arch):
     [
         (arch, dtypes, hdims, access, modifiers)
         for arch in ARCHS
-        for dtypes in (("fp8", "fp8"), ("int8", "int8"), ("bf16", "int8"), ("fp16", "int8"))
+        for dtypes in OTHER_DTYPES
+        if "fp32" not in dtypes
         for hdims in ((256, 256), (192, 128), (128, 128), (96, 96), (64, 64))
         for access in get_args(Access)
         for modifiers in (NO_MODIFIERS, ALL_MODIFIERS)

@@ -91,8 +91,8 @@ def _broken_tensors(call: Arguments) -> set[str]:
             broken.add(name)
         if not isinstance(q, Tensor):
             continue
-        is_int8_kv = name != "q" and x.dtype == torch.int8 and q.dtype not in _EIGHT_BITS
-        if (x.dtype != q.dtype and not is_int8_kv) or x.device != q.device:
+        has_8_bits_alone = name != "q" and x.dtype in _EIGHT_BITS and q.dtype not in _EIGHT_BITS
+        if (x.dtype != q.dtype and not has_8_bits_alone) or x.device != q.device:
             broken |= {name, "q"}
     k, v = call["k"], call["v"]
     if isinstance(k, Tensor) and isinstance(v, Tensor) and k.dtype != v.dtype:

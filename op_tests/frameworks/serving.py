@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from closeness import assert_close
+from descaled_calls import scaled
 from inputs import prefix_sums
 from torch import Tensor
 
@@ -13,6 +14,9 @@ from jitfmha.problem.float64_reference import attention_packed
 
 TARGETS = [None, "gfx942"]
 """The CPU, and an emulated GPU."""
+
+FP8 = torch.float8_e4m3fnuz
+"""Which both serve."""
 
 
 def on(target: str | None) -> AbstractContextManager[object]:
@@ -23,7 +27,8 @@ class Serving:
     """Packed queries, and pages in random order among others that hold NaN.
 
     ``k`` and ``v`` are ``(num_pages, page_size, hk, hdim)``; a latent is ``k`` with one head, of
-    which ``v`` is the first columns.
+    which ``v`` is the first columns. Pages of ``kv_dtype`` fp8 have scales other than 1, of no
+    dimension, as vLLM has them.
     """
 
     def __init__(
@@ -37,7 +42,12 @@ class Serving:
         hdim: int = 64,
         rank: int | None = None,
         dtype: torch.dtype = torch.bfloat16,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
+        kv_dtype = kv_dtype or dtype
+        is_fp8 = kv_dtype == FP8
+        self.cache_dtype = "fp8" if is_fp8 else "auto"
+        self.k_scale, self.v_scale = map(torch.tensor, (0.75, 1.5) if is_fp8 else (1.0, 1.0))
         self.lengths_q, self.lengths_k, self.page_size = lengths_q, lengths_k, page_size
         counts = [-(-length // page_size) for length in lengths_k]
         num_pages = sum(counts) + 2
@@ -48,15 +58,19 @@ class Serving:
             row[: len(pages)] = pages
         heads_q, heads_k = heads
         shape = (num_pages, page_size, heads_k, hdim)
-        self.k = torch.full(shape, torch.nan, dtype=dtype)
-        self.v = self.k[..., :rank] if rank else torch.full(shape, torch.nan, dtype=dtype)
+        self.k = torch.full(shape, torch.nan).to(kv_dtype)
+        self.v = self.k[..., :rank] if rank else torch.full(shape, torch.nan).to(kv_dtype)
         rows = []
         for pages, length in zip(of_sequences, lengths_k, strict=True):
             place = pages.long().repeat_interleave(page_size)[:length]
             within = torch.arange(length) % page_size
             for cache in (self.k,) if rank else (self.k, self.v):
-                cache[place, within] = torch.randn(length, heads_k, hdim, generator=rng).to(dtype)
-            rows.append((self.k[place, within], self.v[place, within]))
+                numbers = torch.randn(length, heads_k, hdim, generator=rng).to(kv_dtype)
+                # Of fp8 torch indexes bytes alone.
+                of_bytes = cache.view(torch.uint8) if is_fp8 else cache
+                of_bytes[place, within] = numbers.view(torch.uint8) if is_fp8 else numbers
+            of_sequence = self.k.float()[place, within], self.v.float()[place, within]
+            rows.append([x.to(kv_dtype) for x in of_sequence])
         self.rows_k, self.rows_v = (torch.cat(x) for x in zip(*rows, strict=True))
         self.q = torch.randn(sum(lengths_q), heads_q, hdim, generator=rng).to(dtype)
         self.out = torch.full((*self.q.shape[:2], self.v.shape[-1]), torch.nan, dtype=dtype)
@@ -70,6 +84,13 @@ class Serving:
         self.one = torch.ones(1)
         self.workspace = torch.empty(0, dtype=torch.uint8)
 
+    @property
+    def scales(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Of keys and of values, as SGLang has them: of an fp8 cache alone."""
+        if self.cache_dtype == "auto":
+            return None, None
+        return self.k_scale.view(1), self.v_scale.view(1)
+
     def check(
         self,
         out: Tensor,
@@ -80,7 +101,10 @@ class Serving:
         """Out, and its lse ``(hq, total_q)``, beside float64; causal by default."""
         starts = self.cu_q.tolist()[:-1], self.cu_k.tolist()[:-1]
         of_rows = self.q, self.rows_k, self.rows_v
-        options = {"softmax_scale": softmax_scale, "mask": 2, **mask}
+        scales = {}
+        if self.cache_dtype == "fp8":
+            scales = dict(zip(("k_descale", "v_descale"), self.scales, strict=True))
+        options = {"softmax_scale": softmax_scale, "mask": 2, **scales, **mask}
         expected = attention_packed(*of_rows, self.lengths_q, self.lengths_k, *starts, **options)
         found = out, expected[1].float() if lse is None else lse
-        assert_close(found, expected, *of_rows, softmax_scale)
+        assert_close(found, expected, *scaled(of_rows, scales), softmax_scale, dtype=self.q.dtype)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from closeness import assert_close
-from frameworks.serving import TARGETS, Serving, on
+from frameworks.serving import FP8, TARGETS, Serving, on
 from inputs import prefix_sums
 from packed_pages import packed_keys, packed_values
 from refusals import refused
@@ -60,13 +60,16 @@ def decode_ragged(it: Serving) -> Tensor:
     AITER["paged_attention_ragged"](
         *(it.out, it.workspace, it.q, it.k, it.v, SCALE),
         *(it.indptr, it.indices, it.last_page_lens, 1, 512),
-        *(None, "auto", "NHD", 0.0, it.one, it.one, None, 256),
+        *(None, it.cache_dtype, "NHD", 0.0, it.k_scale.view(1), it.v_scale.view(1), None, 256),
     )
     return it.out
 
 
 def decode_unified(it: Serving) -> Tensor:
-    """``forward_decode`` and ``forward_extend`` of verified drafts, lengths being int64."""
+    """``forward_decode`` and ``forward_extend`` of verified drafts, lengths being int64.
+
+    Drafts have queries of 16 bits over an fp8 cache.
+    """
     AITER["unified_attention"](
         q=it.q,
         k=it.k,
@@ -82,8 +85,8 @@ def decode_unified(it: Serving) -> Tensor:
         block_table=it.table,
         softcap=0,
         q_descale=None,
-        k_descale=None,
-        v_descale=None,
+        k_descale=it.scales[0],
+        v_descale=it.scales[1],
         sinks=None,
     )
     return it.out
@@ -102,8 +105,8 @@ def extend(it: Serving) -> Tensor:
         window_size=(-1, -1),
         sink_ptr=None,
         q_descale=None,
-        k_descale=None,
-        v_descale=None,
+        k_descale=it.scales[0],
+        v_descale=it.scales[1],
         softmax_scale=SCALE,
     )
 
@@ -113,9 +116,12 @@ CHUNKS = {"lengths_q": (1, 20, 3), "lengths_k": (1, 37, 70)}
 DRAFTS = {"lengths_q": (4, 4, 4), "lengths_k": (4, 37, 70)}
 SITES: list[tuple[Callable[[Serving], Tensor], dict[str, Any]]] = [
     (decode_ragged, TOKENS),
+    (decode_ragged, TOKENS | {"kv_dtype": FP8}),
     (decode_unified, {}),
     (decode_unified, DRAFTS),
+    (decode_unified, DRAFTS | {"kv_dtype": FP8}),
     (extend, TOKENS | CHUNKS),
+    (extend, TOKENS | CHUNKS | {"kv_dtype": FP8}),
 ]
 
 

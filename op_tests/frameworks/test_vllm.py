@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from frameworks.serving import TARGETS, Serving, on
+from frameworks.serving import FP8, TARGETS, Serving, on
 from packed_pages import packed_keys, packed_values
 from refusals import refused
 from torch import Tensor
@@ -29,7 +29,7 @@ CHUNKS = {"lengths_q": (1, 20, 3), "lengths_k": (1, 37, 70)}
 
 def flash_attn_backend(it: Serving) -> Tensor:
     """``v1/attention/backends/flash_attn.py``, 5704f34f361c6c59a9c092c4e1e96730cc6dc14d."""
-    descale = it.one.expand(len(it.lengths_q), it.k.shape[2])
+    shape = len(it.lengths_q), it.k.shape[2]
     flash_attn_varlen_func(
         q=it.q,
         k=it.k,
@@ -47,9 +47,9 @@ def flash_attn_backend(it: Serving) -> Tensor:
         softcap=0.0,
         scheduler_metadata=None,
         fa_version=3,
-        q_descale=descale,
-        k_descale=descale,
-        v_descale=descale,
+        q_descale=it.one.expand(shape),
+        k_descale=it.k_scale.expand(shape),
+        v_descale=it.v_scale.expand(shape),
         num_splits=1,
         s_aux=None,
     )
@@ -74,8 +74,8 @@ def aiter_unified(it: Serving) -> Tensor:
         block_table=it.table,
         softcap=0.0,
         q_descale=None,
-        k_descale=it.one,
-        v_descale=it.one,
+        k_descale=it.k_scale,
+        v_descale=it.v_scale,
         sinks=None,
         output_scale=None,
     )
@@ -96,17 +96,49 @@ def aiter_decode(it: Serving) -> Tensor:
 
         torch.ops.aiter.paged_attention_v1(
             *(it.out, it.workspace, it.q, it.k, it.v, SCALE, it.table),
-            *(it.cu_q[:-1], it.seqlens_k, max(it.lengths_k), None, "auto", "NHD", 0.0),
-            *(it.one, it.one, None, 256),
+            *(it.cu_q[:-1], it.seqlens_k, max(it.lengths_k), None, it.cache_dtype, "NHD", 0.0),
+            *(it.k_scale, it.v_scale, None, 256),
         )
     return it.out
 
 
+def aiter_windows(it: Serving) -> Tensor:
+    """``rocm_aiter_fa.py`` where paged_attention_v1 has no kernel; of decoding alone."""
+    shape = len(it.lengths_q), it.k.shape[2]
+    unified_attention(
+        q=it.q,
+        k=it.k,
+        v=it.v,
+        out=it.out,
+        cu_seqlens_q=it.cu_q,
+        max_seqlen_q=1,
+        seqused_k=it.seqlens_k,
+        max_seqlen_k=max(it.lengths_k),
+        softmax_scale=SCALE,
+        causal=True,
+        alibi_slopes=None,
+        window_size=(-1, -1),
+        block_table=it.table,
+        softcap=0.0,
+        q_descale=None,
+        k_descale=it.k_scale.expand(shape),
+        v_descale=it.v_scale.expand(shape),
+    )
+    return it.out
+
+
+# With kv_cache_dtype="fp8" these have the cache as fp8, and the query as it is.
+IN_FP8: dict[str, Any] = {"kv_dtype": FP8}
 SITES: list[tuple[Callable[[Serving], Tensor], dict[str, Any]]] = [
     (flash_attn_backend, CHUNKS),
+    (flash_attn_backend, CHUNKS | IN_FP8),
     (aiter_unified, CHUNKS),
     (aiter_unified_packed, CHUNKS),
+    (aiter_unified, CHUNKS | IN_FP8),
+    (aiter_unified, CHUNKS | IN_FP8 | {"dtype": torch.float16}),
+    (aiter_windows, {"hdim": 32} | IN_FP8),
     (aiter_decode, {}),
+    (aiter_decode, IN_FP8),
 ]
 
 
@@ -120,13 +152,18 @@ def test_keys_in_pages(rng, target, site, batch):
     it.check(out, softmax_scale=SCALE)
 
 
-def test_packed_pages(rng):
+@pytest.mark.parametrize("kv_dtype", [None, FP8])
+def test_packed_pages(rng, kv_dtype):
     """``pa_fwd_asm`` and ``paged_attention_common`` of ``rocm_aiter_fa.py``.
 
-    With the cache that vLLM calls SHUFFLE; the second is called since 2026.
+    With the cache that vLLM calls SHUFFLE; the second is called since 2026. An fp8 cache has a
+    scale for each token.
     """
-    it = Serving(rng)
+    it = Serving(rng, kv_dtype=kv_dtype)
     k, v = packed_keys(it.k), packed_values(it.v)
+    of_tokens = it.k.shape[0], it.k.shape[2], it.page_size
+    scales = (x.expand(of_tokens).clone() for x in (it.k_scale, it.v_scale))
+    k_scale, v_scale = scales if kv_dtype else (None, None)
     with on("gfx942"):
         jitfmha.aiter.pa_fwd_asm(
             Q=it.q,
@@ -135,8 +172,8 @@ def test_packed_pages(rng):
             block_tables=it.table,
             context_lens=it.seqlens_k,
             block_tables_stride0=it.table.stride(0),
-            K_QScale=None,
-            V_QScale=None,
+            K_QScale=k_scale,
+            V_QScale=v_scale,
             out_=it.out,
         )
     it.check(it.out)

@@ -29,7 +29,7 @@ SERVES = (
             for arch in get_args(Arch)
             for dtype in tile_table(arch).dtypes_of("forward")
         ),
-        Feature.INT8_KEYS_AND_VALUES,
+        Feature.EIGHT_BIT_KEYS_AND_VALUES,
         Feature.INT8_PROBABILITIES,
         Feature.DESCALES,
         Feature.QUERY_HEAD_DESCALES,

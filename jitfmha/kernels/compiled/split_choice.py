@@ -7,6 +7,7 @@ from functools import lru_cache
 from ...amd.chips import Arch
 from ...amd.manifest import KernelRow
 from ...planning.target import AmdTarget
+from ...problem.dtypes import FP8_NAMES
 from ...problem.problem import Problem, element_bytes
 from ..estimate import Machine
 from ..ready.combine_estimate import combine_seconds
@@ -15,8 +16,8 @@ from ..ready.key_split import MOST_SPLITS, ONE_SPLIT, KeySplit, Splits
 # What a compute unit draws from HBM at most while others are idle, in bytes a second, by the cost
 # model: 57e9 to 106e9 on gfx942 and 84e9 to 109e9 on gfx950; what leaves some to spare is counted.
 # Of 8-bit numbers, which become others, less: from 32e9 and 50e9 on. Of integers in wide pages from
-# 32e9 on and 41e9, and least where there is as much to do for few bytes, or each key is looked up:
-# 21e9 to 28e9, and 29e9 to 38e9.
+# 32e9 on and 41e9, of fp8 beside fp16 28e9 and 46e9. Least where there is as much to do for few
+# bytes, or each key is looked up: 21e9 to 28e9, and 29e9 to 38e9.
 _MOST_OF_UNIT = 65e9
 _MOST_OF_8_BIT_UNIT: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 60e9}
 _MOST_OF_INTEGERS_IN_PAGES: dict[Arch, float] = {"gfx942": 34e9, "gfx950": 30e9}
@@ -124,14 +125,16 @@ def _most_of_unit(problem: Problem, arch: Arch, row: KernelRow) -> float:
     """What a compute unit draws at most of such calls' keys and values."""
     if element_bytes(problem).kv > 1:
         return _MOST_OF_UNIT
+    # Those of fp8 become others in fewer instructions than integers, but for fp16.
+    is_quick = problem.kv_dtype in FP8_NAMES.values() and problem.dtype != "fp16"
     is_narrow = max(problem.hdim_q, problem.hdim_v) <= _NARROW_HDIM
     # A tile lies in one page or two, unless these are small.
     half_tile = row.ts_kv // 2
     looks_up_keys = problem.is_paged and problem.seqlen_k % half_tile != 0
     if problem.has_packed_pages or looks_up_keys:
         return _MOST_OF_SLOW_UNIT[arch]
-    if is_narrow and (problem.is_paged or not problem.is_fp8):
+    if is_narrow and (problem.is_paged or not is_quick):
         return _MOST_OF_SLOW_UNIT[arch]
-    if problem.is_paged and not problem.is_fp8:
+    if problem.is_paged and not is_quick:
         return _MOST_OF_INTEGERS_IN_PAGES[arch]
     return _MOST_OF_8_BIT_UNIT[arch]

@@ -55,7 +55,11 @@ _LSE_BYTES = 4
 # Up to here an error of 1e-7 of the cap is one of 1e-4 of a logit, below what 16 bits keep.
 _LARGE_SOFTCAP = 1024.0
 _WORD_END = 1 << 32  # a kernel's strides have 32 bits
-_SHORT_DTYPES = dict.fromkeys(FP8_NAMES.values(), "fp8")
+
+
+def _short(dtype: str) -> str:
+    """A data type's word in names: a chip has one form of fp8."""
+    return "fp8" if dtype in FP8_NAMES.values() else dtype
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class SharedTraits(ABC):
         """Name the kernel, with words for what is odd about keys and values, and about queries."""
         words = (
             f"fmha_{kind}_compiled_hd{self.hdim_q}x{self.hdim_v}",
-            _SHORT_DTYPES.get(self.dtype, self.dtype),
+            _short(self.dtype),
             self.bf16_cvt if architecture(self.arch).has_roundings(self.dtype) else "",
             *of_keys,
             "window" if self.is_masked else "",
@@ -292,7 +296,7 @@ class ForwardTraits(SharedTraits):
     @property
     def name(self) -> str:
         of_keys = (
-            "int8kv" if self.kv_dtype != self.dtype else "",
+            f"{_short(self.kv_dtype)}kv" if self.kv_dtype != self.dtype else "",
             "descales" if self.has_descales else "",
             "token_k" if self.has_token_k_descales else "",
             "token_v" if self.has_token_v_descales else "",

@@ -25,13 +25,14 @@ _ONE_SCALE: DescaleStrides = (0, 0)
 def dtype_is_one_of_the_matrix_units(problem: Problem, arch: Arch) -> Iterator[Reason]:
     """Products are made by the chip's matrix units."""
     dtypes = architecture(arch).dtypes
-    if problem.dtype not in dtypes:
-        yield Reason(
-            "The matrix units of {arch} take {dtypes}; the inputs are {dtype}.",
-            arch=arch,
-            dtypes=", ".join(dtypes),
-            dtype=problem.dtype,
-        )
+    for dtype in dict.fromkeys((problem.dtype, problem.kv_dtype)):
+        if dtype not in dtypes:
+            yield Reason(
+                "The matrix units of {arch} take {dtypes}; the inputs are {dtype}.",
+                arch=arch,
+                dtypes=", ".join(dtypes),
+                dtype=dtype,
+            )
 
 
 def rows_can_be_counted(problem: Problem, arch: Arch) -> Iterator[Reason]:
