@@ -192,8 +192,8 @@ def test_packed_pages(rng, kv_dtype):
         scale=SCALE,
         K_QScale_hip=it.one,
         V_QScale_hip=it.one,
-        K_QScale_asm=torch.ones(len(it.k), 2, 16),
-        V_QScale_asm=torch.ones(len(it.k), 2, 16),
+        K_QScale_asm=torch.ones(of_tokens) if k_scale is None else k_scale,
+        V_QScale_asm=torch.ones(of_tokens) if v_scale is None else v_scale,
         out_=it.out,
         kv_cache_dtype="auto",
     )

@@ -40,19 +40,13 @@ typedef unsigned long ulong;
 
 // ---- Vectors ------------------------------------------------------------------------------------
 
-#define HIP_VECTORS(type, name)                                    \
-  typedef type name##2 __attribute__((ext_vector_type(2)));        \
-  typedef type name##3 __attribute__((ext_vector_type(3)));        \
-  typedef type name##4 __attribute__((ext_vector_type(4)));        \
-  HIP_DEVICE name##2 make_##name##2(type x, type y) {              \
-    return name##2 {x, y};                                         \
-  }                                                                \
-  HIP_DEVICE name##3 make_##name##3(type x, type y, type z) {      \
-    return name##3 {x, y, z};                                      \
-  }                                                                \
-  HIP_DEVICE name##4 make_##name##4(type x, type y, type z, type w) { \
-    return name##4 {x, y, z, w};                                   \
-  }
+#define HIP_VECTORS(type, name)                                                           \
+  typedef type name##2 __attribute__((ext_vector_type(2)));                               \
+  typedef type name##3 __attribute__((ext_vector_type(3)));                               \
+  typedef type name##4 __attribute__((ext_vector_type(4)));                               \
+  HIP_DEVICE name##2 make_##name##2(type x, type y) { return name##2 {x, y}; }            \
+  HIP_DEVICE name##3 make_##name##3(type x, type y, type z) { return name##3 {x, y, z}; } \
+  HIP_DEVICE name##4 make_##name##4(type x, type y, type z, type w) { return name##4 {x, y, z, w}; }
 HIP_VECTORS(char, char)
 HIP_VECTORS(unsigned char, uchar)
 HIP_VECTORS(short, short)
@@ -76,21 +70,21 @@ struct dim3 {
 // ---- Where a thread is --------------------------------------------------------------------------
 
 // Of three numbers that the hardware or the launch has, read where they are used.
-#define HIP_PLACE(type, name, of_x, of_y, of_z)                     \
-  struct type {                                                     \
-    __declspec(property(get = get_x)) unsigned x;                   \
-    __declspec(property(get = get_y)) unsigned y;                   \
-    __declspec(property(get = get_z)) unsigned z;                   \
-    __device__ __forceinline__ unsigned get_x() const { return of_x; } \
-    __device__ __forceinline__ unsigned get_y() const { return of_y; } \
-    __device__ __forceinline__ unsigned get_z() const { return of_z; } \
+#define HIP_PLACE(type, name, of_x, of_y, of_z)                                     \
+  struct type {                                                                     \
+    __declspec(property(get = get_x)) unsigned x;                                   \
+    __declspec(property(get = get_y)) unsigned y;                                   \
+    __declspec(property(get = get_z)) unsigned z;                                   \
+    __device__ __forceinline__ unsigned get_x() const { return of_x; }              \
+    __device__ __forceinline__ unsigned get_y() const { return of_y; }              \
+    __device__ __forceinline__ unsigned get_z() const { return of_z; }              \
     __device__ __forceinline__ operator dim3() const { return {of_x, of_y, of_z}; } \
-  };                                                                \
+  };                                                                                \
   extern const __device__ __attribute__((weak)) type name;
 // Behind a kernel's own arguments the runtime puts how many workgroups there are.
 HIP_DEVICE unsigned hip_workgroups(int dimension) {
-  return ((const __attribute__((address_space(4))) unsigned*)
-              __builtin_amdgcn_implicitarg_ptr())[dimension];
+  return ((const __attribute__((
+      address_space(4))) unsigned*)__builtin_amdgcn_implicitarg_ptr())[dimension];
 }
 HIP_PLACE(HipThread, threadIdx, __builtin_amdgcn_workitem_id_x(), __builtin_amdgcn_workitem_id_y(),
           __builtin_amdgcn_workitem_id_z())
@@ -167,11 +161,11 @@ HIP_DEVICE Value __shfl_xor(Value value, int mask, int width = warpSize) {
 
 // ---- Atomic operations --------------------------------------------------------------------------
 
-#define HIP_ATOMIC(name, operation)                                                       \
-  template <class Value>                                                                  \
-  HIP_DEVICE Value name(Value* place, decltype(Value() + Value()) value) {                \
-    return operation(place, static_cast<Value>(value), __ATOMIC_RELAXED,                  \
-                     __HIP_MEMORY_SCOPE_AGENT);                                           \
+#define HIP_ATOMIC(name, operation)                                        \
+  template <class Value>                                                   \
+  HIP_DEVICE Value name(Value* place, decltype(Value() + Value()) value) { \
+    return operation(place, static_cast<Value>(value), __ATOMIC_RELAXED,   \
+                     __HIP_MEMORY_SCOPE_AGENT);                            \
   }
 HIP_ATOMIC(atomicAdd, __hip_atomic_fetch_add)
 HIP_ATOMIC(atomicMax, __hip_atomic_fetch_max)
@@ -194,8 +188,8 @@ HIP_DEVICE Value atomicCAS(Value* place, Value expected, Value value) {
 
 // ---- Mathematics --------------------------------------------------------------------------------
 
-#define HIP_FUNCTION(name)                                                          \
-  HIP_DEVICE float name##f(float x) { return __builtin_##name##f(x); }              \
+#define HIP_FUNCTION(name)                                             \
+  HIP_DEVICE float name##f(float x) { return __builtin_##name##f(x); } \
   HIP_DEVICE float name(float x) { return __builtin_##name##f(x); }
 HIP_FUNCTION(ceil)
 HIP_FUNCTION(exp)
@@ -234,8 +228,8 @@ HIP_DEVICE float tanhf(float x) {
       size + size * square * (-0.333333333f + square * (0.133333333f - 0.053968254f * square));
   return __builtin_copysignf(size < 0.25f ? near : far, x);
 }
-#define HIP_OF_TWO(type)                                              \
-  HIP_DEVICE type max(type x, type y) { return x > y ? x : y; }       \
+#define HIP_OF_TWO(type)                                        \
+  HIP_DEVICE type max(type x, type y) { return x > y ? x : y; } \
   HIP_DEVICE type min(type x, type y) { return x < y ? x : y; }
 HIP_OF_TWO(int)
 HIP_OF_TWO(unsigned)
