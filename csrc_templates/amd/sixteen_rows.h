@@ -51,8 +51,12 @@ __device__ inline float combined_of_row(float x, int lane, Combine combine) {
 }
 
 // Which key of a tile a lane's score i is that of: the one of row 4 * (lane / 16) + i % 4 in one of
-// two products.
-__device__ inline int key_of_sixteen(int i, int lane) { return i / 4 * 16 + lane / 16 * 4 + i % 4; }
+// two products. In packed pages values of eight keys lie side by side, which a lane loads at once:
+// there products have keys in an order in which these are a lane's.
+__device__ inline int key_of_sixteen(int i, int lane) {
+  if (kAccess == Access::packed_pages) return lane / 16 * 8 + i;
+  return i / 4 * 16 + lane / 16 * 4 + i % 4;
+}
 
 struct SixteenRows {
   static constexpr int kScores = 8;

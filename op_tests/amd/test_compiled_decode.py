@@ -19,6 +19,7 @@ from compiled_calls import (
     inputs_of,
     run,
 )
+from packed_pages import packed_keys, packed_values
 from torch import Tensor
 from untyped import explain
 
@@ -27,7 +28,7 @@ from jitfmha.amd import chips
 from jitfmha.amd.node import VIRTUAL_NODE
 from jitfmha.kernels.compiled.traits import Access, ForwardTraits, kernel_spec
 from jitfmha.kernels.modifiers import ModifierTraits
-from jitfmha.problem.float64_reference import attention, attention_packed
+from jitfmha.problem.float64_reference import attention, attention_packed, unpaged
 from jitfmha.problem.score_features import AskedModifiers
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -47,6 +48,11 @@ DTYPES = (
 FEATURES = ("alibi", "softcap", "sink", "sink_tokens")
 PAGE_SIZES = (1, 6, 16, 32, 64, 128)
 _MOST_ROWS = 128
+# Head dimensions, and pages of fp8 keys, with whether they are packed.
+_OF_EIGHT_WAVES = (
+    *((64, 1, False), (128, 6, False), (64, 16, False)),
+    *((40, 64, False), (128, 16, True)),
+)
 
 
 def kernel_of(arch: str, *tensors: Tensor, **options: Any) -> str:
@@ -178,11 +184,11 @@ def test_one_split_depends_on_nothing_else(rng, arch, page_size):
 @pytest.mark.sample("kind", ["fp8", "int8"], 1)
 @pytest.mark.parametrize("page_size", [None, 1, 16, 32])
 def test_places_of_8_bit_keys(rng, arch, kind, page_size):
-    """Waves go through several tiles of keys, each of which has another page and other columns."""
-    lengths, hdim = [2000, 1233], 64
-    q = torch.randn(2, 8, hdim, generator=rng).bfloat16()
+    """Waves go through more tiles of keys than lanes look up at once, each in another page."""
+    lengths, hdim = [4500, 133], 64
+    q = torch.randn(2, 4, hdim, generator=rng).bfloat16()
     k, v = (
-        torch.randint(-128, 128, (sum(lengths), 2, hdim), generator=rng).to(
+        torch.randint(-128, 128, (sum(lengths), 1, hdim), generator=rng).to(
             torch.int8 if kind == "int8" else FP8_DTYPES[arch]
         )
         for _ in range(2)
@@ -204,16 +210,73 @@ def test_places_of_8_bit_keys(rng, arch, kind, page_size):
 
 
 @pytest.mark.sample(
-    ("arch", "dtypes", "hdim", "blocks", "access", "is_masked", "has_features", "has_tokens"),
+    ("chip", "dtype", "hdim", "page_size", "is_packed"),
     [
-        (arch, dtypes, hdim, blocks, access, is_masked, has_features, has_tokens)
+        *(("gfx942-mi308", "fp8", *kind) for kind in _OF_EIGHT_WAVES),
+        *(("gfx950", "fp8", *kind) for kind in _OF_EIGHT_WAVES),
+        *(("gfx942-mi308", "int8", 128, *pages) for pages in ((1, False), (32, True))),
+        *(("gfx950", "int8", hdim, 16, False) for hdim in (72, 128)),
+    ],
+    2,
+)
+def test_eight_waves(rng, chip, dtype, hdim, page_size, is_packed):
+    """Where each has a workgroup on a unit of its own."""
+    arch, units = chip.partition("-")[0], chips.chip(VIRTUAL_NODE[chip]).compute_units
+    heads_k, fp8 = 8, FP8_DTYPES[arch]
+    batch = units // heads_k // 2
+    lengths = [[0, 33, 300, 641][i % 4] for i in range(batch)]
+    most = -(-max(lengths) // page_size)
+    table = torch.randperm(batch * most, generator=rng).view(-1, most).int()
+    q = torch.randn(batch, 2 * heads_k, hdim, generator=rng)
+    k, v = (torch.randn(batch * most, page_size, heads_k, hdim, generator=rng) for _ in range(2))
+    if dtype == "fp8":
+        q, k, v = (x.to(fp8) for x in (q, k, v))
+    else:
+        q, k, v = q.bfloat16(), *((16 * x).round().clamp(-128, 127).char() for x in (k, v))
+    options = {"softmax_scale": hdim**-0.5 * (1 if dtype == "fp8" else 1 / 16)}
+    groups = {
+        "cu_seqlens_q": torch.arange(batch + 1).int(),
+        "cu_seqlens_k": torch.tensor([0, *lengths]).cumsum(0).int(),
+        "max_seqlen_q": 1,
+        "block_table": table,
+    }
+    rows = [unpaged(x, table, lengths) for x in (k, v)]
+    starts = groups["cu_seqlens_k"][:-1].tolist()
+    spans = [1] * batch, lengths, list(range(batch)), starts
+    expected = attention_packed(q, *rows, *spans, **options)
+    keys = (packed_keys(k), packed_values(v)) if is_packed else (k, v)
+    assert "_decode1_waves8_" in kernel_of(chip, q, *keys, **groups, **options)
+    for num_splits in (0, 2):
+        actual = run(chip, q, *keys, num_splits=num_splits, **groups, **options)
+        rows32 = (x.float() for x in rows)
+        assert_near(actual, expected, q.float(), *rows32, options, torch.bfloat16)
+
+
+@pytest.mark.sample(
+    (
+        "arch",
+        "dtypes",
+        "hdim",
+        "blocks",
+        "waves",
+        "access",
+        "is_masked",
+        "has_features",
+        "has_tokens",
+    ),
+    [
+        (arch, dtypes, hdim, blocks, waves, access, is_masked, has_features, has_tokens)
         for arch in ARCHS
         for dtypes in DTYPES
         for hdim in (24, 61, 64, 128, 256)
         for blocks in (1, 2, 4)
         if blocks * hdim <= 512
+        for waves in (
+            (4, 8) if blocks == 1 and "8" in dtypes[1] and hdim in (24, 64, 128) else (4,)
+        )
         for access in get_args(Access)
         if access != "packed_pages" or hdim % 16 == 0
+        if waves == 4 or access in ("paged", "packed_pages", "wide_pages")
         for is_masked in (False, True)
         for has_features in (False, True)
         for has_tokens in ((False, True) if "8" in dtypes[1] else (False,))
@@ -222,7 +285,7 @@ def test_places_of_8_bit_keys(rng, arch, kind, page_size):
     is_fixed=True,
 )
 def test_nothing_is_spilled(
-    arch, dtypes, hdim, blocks, access, is_masked, has_features, has_tokens
+    arch, dtypes, hdim, blocks, waves, access, is_masked, has_features, has_tokens
 ):
     fp8 = str(FP8_DTYPES[arch]).removeprefix("torch.").replace("float8", "fp8")
     dtype, kv_dtype = (fp8 if name == "fp8" else name for name in dtypes)
@@ -238,6 +301,7 @@ def test_nothing_is_spilled(
         has_token_v_descales=has_tokens,
         stacks_heads=True,
         decode_blocks=blocks,
+        decode_waves=waves,
     )
     assert_nothing_is_spilled(kernel_spec(traits), traits.name, traits.combine_name)
 

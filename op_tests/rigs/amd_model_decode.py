@@ -15,6 +15,7 @@ from jitfmha.emulator import emulate
 from jitfmha.emulator.profile import LaunchProfile
 
 from .modelled_call import add_faults, aligned, estimate_of, take_only, torch_dtype
+from .streaming_read import streaming_read_seconds
 
 _SAMPLE = 4  # all workgroups have the same to do
 _STREAMED, _STREAMED_FROM = 90, 32 << 20
@@ -69,8 +70,8 @@ class DecodeCall:
         return 2 * self.batch * self.heads[1] * self.seqlen_k * self.hdim * itemsize
 
     @property
-    def streaming_seconds(self) -> float:
-        """In which the chip streams them."""
+    def sustained_seconds(self) -> float:
+        """In which HBM moves them at the rate that it sustains, as if it did so from the start."""
         streaming = chips.chip(VIRTUAL_NODE[self.chip]).streaming_gb_s
         assert streaming is not None
         return self.key_bytes / (streaming * 1e9)
@@ -83,7 +84,9 @@ class DecodeCall:
             fmha_fwd(*tensors, **options)
             profiles = run.profiles()
         taken = " + ".join(f"{estimate_of(each).seconds * 1e6:.1f}" for each in profiles)
-        progress(f"{self}: {taken} us, streaming {self.streaming_seconds * 1e6:.1f} us")
+        read = streaming_read_seconds(self.chip, self.key_bytes) * 1e6
+        sustained = self.sustained_seconds * 1e6
+        progress(f"{self}: {taken} us; only to read takes {read:.1f}, or {sustained:.1f} sustained")
         return profiles
 
     def seconds(self, progress: Progress) -> float:
@@ -132,8 +135,11 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
         for call in _calls(chip, quick):
             profiles = call.profiles(progress)
             loops += profiles[:1]
-            share = call.streaming_seconds / sum(estimate_of(each).seconds for each in profiles)
+            seconds = sum(estimate_of(each).seconds for each in profiles)
+            share = streaming_read_seconds(chip, call.key_bytes) / seconds
             report.at_least(f"of what streaming reaches, {call}", 100 * share, _STREAMED, "%")
+            share = call.sustained_seconds / seconds
+            report.figure(f"of the rate that HBM sustains, {call}", 100 * share, "%")
             if call.queries == 1:
                 # Of every workgroup, since keys and values are in no cache before.
                 moved = profiles[0].work.global_bytes / profiles[0].ended_workgroups

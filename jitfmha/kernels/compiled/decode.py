@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...amd.chips import Arch
 from ...problem.dtypes import DTYPE_BYTES
 from ...problem.problem import Problem
 from .tile_table import WAVE, Tile
@@ -20,6 +21,18 @@ _MOST_HDIM = 256
 _MOST_BLOCKS, _MOST_WIDE_BLOCKS, _WIDE_HDIM = 4, 2, 128
 _UNDIVIDED_BLOCKS = 2  # with as many, keys take longer to come than to be attended to
 _FOUR_BYTES = 16
+_WAVES, _MOST_WAVES = 4, 8
+_LOADED_TOGETHER = 8  # numbers of a row
+_LEAST_OF_UNITS = 0.4  # where fewer have a workgroup, its keys have to be split in any case
+# For which keys in pages, by dtype (fp8, or int8), eight waves take less than two splits, by the
+# cost model: whether each has a place of its own, and whether rows are narrow.
+_NARROW_HDIM = 64
+_OF_EIGHT_WAVES: dict[tuple[Arch, bool], frozenset[tuple[bool, bool]]] = {
+    ("gfx942", True): frozenset(((True, True), (True, False), (False, True))),
+    ("gfx950", True): frozenset(((True, True), (True, False), (False, True))),
+    ("gfx942", False): frozenset(((True, False),)),
+    ("gfx950", False): frozenset(((False, False),)),
+}
 _COLUMNS = 64  # a multiple of which a workgroup makes
 
 
@@ -62,14 +75,40 @@ def decode_blocks_of(
     return blocks_of
 
 
-def decode_tile(tile: Tile, hdim_v: int, blocks: int) -> Tile:
+def decode_waves(
+    problem: Problem, arch: Arch, rows_of_query: int, compute_units: int, blocks: int | None
+) -> int:
+    """How many waves a workgroup with so many blocks of rows has.
+
+    Of 8-bit numbers in pages four waves attend to less than HBM brings to a unit. Where there are
+    about half as many workgroups as units, each has eight: that takes less than to split the keys.
+    More rows, or wider ones, have no registers for that.
+    """
+    hdims = problem.hdim_q, problem.hdim_v
+    workgroups = problem.batch * problem.heads_q // rows_of_query
+    is_meant = (
+        problem.is_paged
+        and blocks == 1
+        and DTYPE_BYTES[problem.kv_dtype] == 1
+        and max(hdims) <= _WIDE_HDIM
+        and not any(hdim % _LOADED_TOGETHER for hdim in hdims)
+        and _LEAST_OF_UNITS * compute_units <= workgroups <= compute_units
+    )
+    if not is_meant:
+        return _WAVES
+    is_scattered = problem.has_packed_pages or problem.seqlen_k % _BLOCK_ROWS != 0
+    kind = is_scattered, max(hdims) <= _NARROW_HDIM
+    return _MOST_WAVES if kind in _OF_EIGHT_WAVES[arch, problem.is_fp8] else _WAVES
+
+
+def decode_tile(tile: Tile, hdim_v: int, blocks: int, waves: int = _WAVES) -> Tile:
     """The tile of such calls, made of that of others with their head dimensions."""
     fours = 8 if made_columns(hdim_v) % (2 * _COLUMNS) == 0 else 4
-    lds_bytes = tile.waves * fours * WAVE * _FOUR_BYTES
+    lds_bytes = waves * fours * WAVE * _FOUR_BYTES
     # Of each row a wave's maximum and sum, beside what the first wave leaves free.
-    of_rows = tile.waves * blocks * _BLOCK_ROWS * 2 * 4
-    lds_bytes += max(of_rows - fours // tile.waves * WAVE * _FOUR_BYTES, 0)
-    return tile._replace(slices=1, tile_q=blocks * _BLOCK_ROWS, lds_bytes=lds_bytes)
+    of_rows = waves * blocks * _BLOCK_ROWS * 2 * 4
+    lds_bytes += max(of_rows - max(fours // waves, 1) * WAVE * _FOUR_BYTES, 0)
+    return tile._replace(slices=1, tile_q=blocks * _BLOCK_ROWS, waves=waves, lds_bytes=lds_bytes)
 
 
 def made_columns(hdim_v: int) -> int:

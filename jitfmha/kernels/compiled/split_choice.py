@@ -12,6 +12,7 @@ from ...problem.problem import Problem, element_bytes
 from ..estimate import Machine
 from ..ready.combine_estimate import combine_seconds
 from ..ready.key_split import MOST_SPLITS, ONE_SPLIT, KeySplit, Splits
+from .tile_table import WAVE
 
 # What a compute unit draws from HBM at most while others are idle, in bytes a second, by the cost
 # model: 57e9 to 106e9 on gfx942 and 84e9 to 109e9 on gfx950; what leaves some to spare is counted.
@@ -22,6 +23,9 @@ _MOST_OF_UNIT = 65e9
 _MOST_OF_8_BIT_UNIT: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 60e9}
 _MOST_OF_INTEGERS_IN_PAGES: dict[Arch, float] = {"gfx942": 34e9, "gfx950": 30e9}
 _MOST_OF_SLOW_UNIT: dict[Arch, float] = {"gfx942": 20e9, "gfx950": 30e9}
+# Of workgroups of eight waves, which do more for it.
+_MOST_OF_EIGHT_WAVES: dict[Arch, float] = {"gfx942": 36e9, "gfx950": 56e9}
+_FOUR_WAVES = 4 * WAVE  # threads
 _NARROW_HDIM = 64
 # Fewer key tiles for a split would leave each wave of a workgroup less than two.
 _LEAST_STREAMED_TILES = 8
@@ -125,6 +129,8 @@ def _most_of_unit(problem: Problem, arch: Arch, row: KernelRow) -> float:
     """What a compute unit draws at most of such calls' keys and values."""
     if element_bytes(problem).kv > 1:
         return _MOST_OF_UNIT
+    if row.threads > _FOUR_WAVES:
+        return _MOST_OF_EIGHT_WAVES[arch]
     # Those of fp8 become others in fewer instructions than integers, but for fp16.
     is_quick = problem.kv_dtype in FP8_NAMES.values() and problem.dtype != "fp16"
     is_narrow = max(problem.hdim_q, problem.hdim_v) <= _NARROW_HDIM

@@ -21,7 +21,7 @@ from ...problem.problem import BF16_CVTS, Mode, PlainSizes, Problem, element_byt
 from ...problem.score_features import AskedModifiers
 from ..modifiers import ModifierTraits
 from . import decode
-from .decode import decode_blocks_of, decode_tile
+from .decode import decode_blocks_of, decode_tile, decode_waves
 from .device_spec import device_spec
 from .latent import latent_tile, made_columns, row_blocks_of
 from .tile_table import Product, Tile
@@ -195,6 +195,7 @@ class ForwardTraits(SharedTraits):
         stacks_heads: whether the query heads that share a key head are rows of the same tiles.
         row_blocks: where values are the first columns of keys: the rows of a workgroup, in blocks.
         decode_blocks: of other calls with few rows: the same.
+        decode_waves: of their workgroups.
         takes_turns: whether the waves of a SIMD do, in calls with many queries and keys in pages.
         lists_work: whether workgroups are persistent, and what they do is listed on the device.
     """
@@ -209,6 +210,7 @@ class ForwardTraits(SharedTraits):
     stacks_heads: bool = False
     row_blocks: int | None = None
     decode_blocks: int | None = None
+    decode_waves: int = 4
     takes_turns: bool = False
     lists_work: bool = False
 
@@ -241,6 +243,7 @@ class ForwardTraits(SharedTraits):
             stacks_heads=are_heads_stacked,
             row_blocks=row_blocks,
             decode_blocks=decode_blocks,
+            decode_waves=waves_of(problem, arch, are_heads_stacked, compute_units, decode_blocks),
             takes_turns=(
                 not lists_work
                 and access in ("paged", "wide_pages")
@@ -256,7 +259,9 @@ class ForwardTraits(SharedTraits):
             return latent_tile(tile, self.dtype, self.row_blocks)
         if self.takes_turns:
             return turns_tile(tile, self.arch, self.dtype, self.hdim_q, self.hdim_v)
-        return decode_tile(tile, self.hdim_v, self.decode_blocks) if self.decode_blocks else tile
+        if self.decode_blocks:
+            return decode_tile(tile, self.hdim_v, self.decode_blocks, self.decode_waves)
+        return tile
 
     @property
     def template(self) -> str:
@@ -308,6 +313,7 @@ class ForwardTraits(SharedTraits):
             "stacked" if self.stacks_heads else "",
             f"latent{self.row_blocks}" if self.row_blocks else "",
             f"decode{self.decode_blocks}" if self.decode_blocks else "",
+            f"waves{self.decode_waves}" if self.decode_waves != 4 else "",
             "turns" if self.takes_turns else "",
             "listed" if self.lists_work else "",
         )
@@ -345,6 +351,18 @@ def blocks_of(
         return row_blocks, None
     rows_of_query = problem.gqa if are_heads_stacked else 1
     return None, decode_blocks_of(problem, rows_of_query, compute_units)(problem.seqlen_q)
+
+
+def waves_of(
+    problem: Problem,
+    arch: Arch,
+    are_heads_stacked: bool,
+    compute_units: int,
+    decode_blocks: int | None,
+) -> int:
+    """What a call has of ``decode_waves``."""
+    rows_of_query = problem.gqa if are_heads_stacked else 1
+    return decode_waves(problem, arch, rows_of_query, compute_units, decode_blocks)
 
 
 def _streams(tile: Tile, dtype: str) -> bool:
