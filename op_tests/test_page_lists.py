@@ -146,9 +146,9 @@ def latent(function: Callable[..., Any]) -> Tensor:
 
 def projected() -> Tensor:
     out = Q.clone()
+    parts = on_meta(256, 4, 64, dtype=torch.float32), on_meta(256, 4, dtype=torch.float32)
     AITER.mla_prefill_ps_asm_fwd(
-        *(Q, SINGLE, SINGLE, integers(4), *IN_LISTS, None, None, 2, 0.1, True),
-        *(ONE[:0], ONE[:0], out),
+        *(Q, SINGLE, SINGLE, integers(4), *IN_LISTS, None, None, 2, 0.1, True, *parts, out)
     )
     return out
 

@@ -27,7 +27,6 @@ from ..problem.checks import (
     require_cu_seqlens,
     with_clear_errors,
 )
-from ..problem.packed_rows import sequences_of_rows
 from .paged import attend_lists
 
 Shape = int | tuple[int, ...]
@@ -323,14 +322,21 @@ def _prefill(
     )
     if lse is None or splitData is None or splitLse is None:
         return
-    sequence, within, is_used = sequences_of_rows(out.shape[0], qo_indptr, qo_indptr)
-    tiles = -(-qo_indptr.diff() // TILE)
-    first_tile = tiles.cumsum(0) - tiles
-    place = (first_tile[sequence] + within // TILE) * TILE + within % TILE
-    # There may be no room for parts that nobody reads.
-    fits = is_used & (place < splitLse.shape[0])
-    splitData[place[fits]] = out[fits].to(splitData.dtype)
-    splitLse[place[fits]] = lse.T[fits]
+    if out.shape[0] == 0 or qo_indptr.shape[0] == 1:
+        return
+    # Of each row for parts, whose it is: so a GPU is not asked how many there are. There may be no
+    # room for parts that nobody reads.
+    counts = qo_indptr.diff()
+    tiles = -(-counts // TILE)
+    ends = tiles.cumsum(0) * TILE
+    row = torch.arange(min(len(splitData), len(splitLse)), device=out.device)
+    sequence = torch.searchsorted(ends, row, right=True).clamp(max=len(counts) - 1)
+    within = row - (ends - tiles * TILE)[sequence]
+    is_part = within < counts[sequence]
+    source = (qo_indptr[sequence] + within).clamp(max=len(out) - 1)
+    for parts, results in ((splitData, out), (splitLse, lse.T)):
+        of_rows = is_part.view(-1, *(1,) * (results.dim() - 1))
+        parts[: len(row)] = torch.where(of_rows, results[source], parts[: len(row)])
 
 
 @ends_in(
