@@ -198,6 +198,12 @@ def pa_decode_gluon(
 @with_clear_errors
 def get_recommended_splits(num_sequences: int, num_kv_heads: int, split_kv_blocks: int = 1) -> int:
     """How many partitions the buffers of :func:`pa_decode_gluon` have room for: 1 is enough."""
+    for name, value in (
+        ("num_sequences", num_sequences),
+        ("num_kv_heads", num_kv_heads),
+        ("split_kv_blocks", split_kv_blocks),
+    ):
+        as_int(name, value)
     return 1
 
 
@@ -439,8 +445,9 @@ def pa_persistent_fwd(
 @with_clear_errors
 def get_pa_metadata_info_v1(batch_size: int, num_head_k: int = 1) -> Buffers:
     """Shapes and dtypes of what :func:`get_pa_metadata_v1` fills in, whatever the arguments are."""
-    dtype = torch.bfloat16
-    return get_mla_metadata_info_v1(batch_size, 1, 1, dtype, dtype, is_sparse=False)
+    as_int("num_head_k", num_head_k)
+    sequences, dtype = as_int("batch_size", batch_size), torch.bfloat16
+    return get_mla_metadata_info_v1(sequences, 1, 1, dtype, dtype, is_sparse=False)
 
 
 @ends_in(_fill_nothing)

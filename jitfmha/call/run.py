@@ -402,9 +402,10 @@ def _kind_and_sizes(key: Any, arguments: Arguments) -> tuple[Hashable, PlainSize
     keys = arguments.keys
     is_paged = keys is not None and keys.block_table is not None
     if is_paged and len(shape_k) == len(shape_v) == PACKED_DIMENSIONS:
-        *rows_q, heads_q, hdim_q = shape_q
-        unevenness = unevenness_of(arguments.cu_seqlens, rows_q[0] if rows_q else 0, shape_k[3])
-        return (len(shape_q), heads_q, hdim_q, shape_k, shape_v, out and out[2:], unevenness), None
+        rows_q = shape_q[0] if len(shape_q) > 2 else 0
+        unevenness = unevenness_of(arguments.cu_seqlens, rows_q, shape_k[3])
+        kind = len(shape_q), shape_q[-2:], shape_k, shape_v, out and out[2:], unevenness
+        return kind, None
     batch: int | None = None
     batch_k = batch_v = None
     try:

@@ -74,6 +74,16 @@ def test_lengths_beyond_64_bits(device):
     fmha_fwd(*tensors, **groups, max_seqlen_q=2**63 - 1)
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (3, 64)])
+def test_queries_of_too_few_dimensions_over_packed_pages(shape):
+    """What tells kinds of calls apart took them to pieces, and named nothing."""
+    k = torch.zeros(3, 1, 8, 8, 8, dtype=torch.float16)
+    ends, table = prefix_sums([1, 1, 1]), torch.zeros(3, 1, dtype=torch.int32)
+    groups = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "block_table": table}
+    with pytest.raises(ValueError, match="q has shape"):
+        fmha_fwd(torch.zeros(shape, dtype=torch.float16), k, k.view(3, 1, 1, 64, 8), **groups)
+
+
 def test_pages_of_no_keys_after_pages_of_some():
     """They ended the process: the kernel divides by the size of a page."""
     q, ends = torch.zeros(1, 2, 64), prefix_sums([1])
