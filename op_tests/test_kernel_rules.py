@@ -493,6 +493,9 @@ def test_arguments_override_a_profile():
         backward = warmup(profile="inference", directions=["backward"], hdims=[24])
         with pytest.raises(NotImplementedError, match="block_table"):
             warmup(profile="inference", features=["paged_keys"], directions=["backward"])
+        # What is asked for by name is not left out.
+        with pytest.raises(NotImplementedError, match="fp8_e4m3fn"):
+            warmup(dtypes=["bf16", "fp8_e4m3fn"], hdims=[64], masks=[0], modes=["gm0"])
     assert len(everything) > len(of_gm0) > 0
     assert all("_hd24x24_fp16_" in x.name and "_gm0_" in x.name for x in of_gm0)
     assert all(x.name.startswith("fmha_bwd_") for x in backward)

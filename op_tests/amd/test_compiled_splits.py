@@ -33,6 +33,7 @@ from jitfmha.problem.problem import make_problem
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
+_FP8 = torch.float8_e4m3fnuz
 _THOUSANDS = 4000
 # Query heads and key heads: of 128 rows of a tile 5 heads have 130 with 26 queries, and 40 heads
 # have several tiles.
@@ -191,26 +192,28 @@ def test_num_splits(runtime, seqlen_k, options, num_splits):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "hdim", "page_size", "num_splits"),
+    ("q_dtype", "kv_dtype", "hdim", "page_size", "num_splits"),
     [
-        ("bfloat16", 64, None, 1),
-        ("float8_e4m3fnuz", 128, None, 1),
-        ("float8_e4m3fnuz", 64, None, 1),
-        ("int8", 128, None, 1),
-        ("int8", 64, None, 2),
-        ("float8_e4m3fnuz", 128, 16, 1),
-        ("int8", 64, 16, 2),
-        ("int8", 128, 16, 1),
+        (torch.bfloat16, torch.bfloat16, 64, None, 1),
+        (_FP8, _FP8, 128, None, 1),
+        (_FP8, _FP8, 64, None, 1),
+        (torch.bfloat16, _FP8, 64, None, 1),
+        (torch.float16, _FP8, 64, None, 2),
+        (torch.bfloat16, torch.int8, 128, None, 1),
+        (torch.bfloat16, torch.int8, 64, None, 2),
+        (_FP8, _FP8, 128, 16, 1),
+        (torch.bfloat16, torch.int8, 64, 16, 2),
+        (torch.bfloat16, torch.int8, 128, 16, 1),
         # Of eight waves.
-        ("float8_e4m3fnuz", 64, 16, 1),
-        ("float8_e4m3fnuz", 128, 1, 1),
+        (_FP8, _FP8, 64, 16, 1),
+        (_FP8, _FP8, 128, 1, 1),
     ],
 )
-def test_8_bit_keys_are_split_where_units_draw_little(runtime, dtype, hdim, page_size, num_splits):
+def test_8_bit_keys_are_split_where_units_draw_little(
+    runtime, q_dtype, kv_dtype, hdim, page_size, num_splits
+):
     """Of 128 sequences and key heads, each a workgroup's, on a chip of 304 units."""
     batch, heads, seqlen_k = 16, 8, 8192
-    kv_dtype = getattr(torch, dtype)
-    q_dtype = torch.bfloat16 if kv_dtype == torch.int8 else kv_dtype
     q = torch.zeros(1, hdim).to(q_dtype).expand(batch, 8 * heads, hdim)
     k = torch.zeros(1, hdim).to(kv_dtype)
     options: dict[str, Any] = {}

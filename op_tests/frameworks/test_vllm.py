@@ -300,6 +300,12 @@ def test_scales_of_16_bits_are_those_of_the_call(rng):
     given = it.cu_q, 1, it.seqlens_k, 70, SCALE, True, (-1, -1), it.table, 0.0
     unified_attention(it.q, it.k, it.v, it.out, *given, None, 2 * it.one, 4 * it.one)
     it.check(it.out / 4, softmax_scale=2 * SCALE)
+    in_fp8 = Serving(rng, kv_dtype=FP8)
+    unified_attention(
+        *(in_fp8.q, in_fp8.k, in_fp8.v, in_fp8.out, *given[:-2]),
+        *(in_fp8.table, 0.0, 2 * it.one, in_fp8.k_scale, in_fp8.v_scale),
+    )
+    in_fp8.check(in_fp8.out, softmax_scale=2 * SCALE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16])
