@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import torch
 
+from ..amd.chips import architecture
 from ..call.detection import target_of
 from ..planning.target import AmdTarget
+from ..problem.dtypes import DTYPE_NAMES
 
 fp16 = torch.float16
 bf16 = torch.bfloat16
@@ -26,8 +28,10 @@ u64 = torch.uint64
 def fp8_of(device: torch.device) -> torch.dtype:
     """The dtype of 8-bit floats that is served there."""
     target = target_of(device)
-    is_old = isinstance(target, AmdTarget) and target.arch == "gfx942"
-    return torch.float8_e4m3fnuz if is_old else torch.float8_e4m3fn
+    if not isinstance(target, AmdTarget):
+        return torch.float8_e4m3fn
+    named = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+    return named[architecture(target.arch).fp8_dtype]
 
 
 def __getattr__(name: str) -> torch.dtype:

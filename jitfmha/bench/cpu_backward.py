@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..call.interface import fmha_bwd, fmha_fwd
+from ..jit.fresh_process import run_fresh
 from ..problem.arguments import AttentionOptions
 from ..problem.dtypes import DTYPE_NAMES
-from .fresh_process import run_fresh
 from .over_sdpa import compare
 from .report import Progress, Report
 from .timing import alternate

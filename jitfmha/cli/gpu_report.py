@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -12,6 +11,7 @@ from typing import Any
 
 from ..ahead.tune import TunedCall, tune
 from ..bench.shapes import shapes_of
+from ..jit.fresh_process import fresh_python
 from .output import progress
 from .tune import combination_of, values_of
 
@@ -21,6 +21,7 @@ TESTS = Path(__file__).resolve().parents[2] / "op_tests" / "gpu"
 _SHAPES = ("seqlens", "causal", "training", "decode")
 _TEST_SECONDS = 600
 _SHAPE_SECONDS = 0.5
+_PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 _MOST_TEXT = 20_000  # characters of what tests print
 
 
@@ -44,10 +45,10 @@ def _tests(folder: Path) -> dict[str, Any]:
     if find_spec("pytest") is None:
         return {"left_out": "pytest is not installed"}
     progress(f"running {folder}, for {_TEST_SECONDS // 60} minutes at most")
-    command = [sys.executable, "-m", "pytest", str(folder), "-v", "-p", "no:cacheprovider"]
+    arguments = [str(folder), "-v", "-p", "no:cacheprovider"]
     start = time.perf_counter()
     process = subprocess.Popen(
-        command,
+        fresh_python(_PYTEST, *arguments),
         cwd=folder.parents[1],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from queue import SimpleQueue
 
 from .errors import BuildError
+from .fresh_process import fresh_python
 from .loader import load, read
 from .spec import BuildSpec
 from .status import building, is_verbose
@@ -72,13 +73,10 @@ class _Builder:
     """A process that builds one spec after the other."""
 
     def __init__(self) -> None:
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            # Who started it says what is built.
-            "JITFMHA_VERBOSE": "1" if is_verbose() else "quiet",
-        }
+        # Who started it says what is built.
+        environment = os.environ | {"JITFMHA_VERBOSE": "1" if is_verbose() else "quiet"}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM],
+            fresh_python(_PROGRAM),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

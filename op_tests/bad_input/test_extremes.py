@@ -31,6 +31,7 @@ from jitfmha.problem.float64_reference import attention_packed
 
 CHIPS = ["MI300X", "MI308X", "MI355X"]
 LARGEST = 2**63 - 1
+_MOST_WRITTEN = 1 << 26
 WINDOWS = [(-1, -1), (-1, -1), (0, 0), (2**40, 0), (3, LARGEST)]
 BOUNDS = {
     *("max_seqlen", "max_seqlen_q", "max_seqlen_k", "max_context_len", "max_seq_len"),
@@ -281,7 +282,8 @@ def test_launches(seed, runtime, chip):
             # Workspaces of so many splits would be larger than memory.
             options = {n: x for n, x in options.items() if (n, x) != ("num_splits", 128)}
             fmha_fwd(*tensors, **options)
-            if not it.most_pages:
+            # Gradients of keys that no query sees are written, as zeros.
+            if not it.most_pages and tensors[1].numel() < _MOST_WRITTEN:
                 options.pop("num_splits", None)
                 given, lse = _of_backward(tensors)
                 fmha_bwd(*given, lse, **options)

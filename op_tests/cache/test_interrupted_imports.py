@@ -1,6 +1,6 @@
 """KeyboardInterrupt during the imports of a first build."""
 
-from jitfmha.bench.fresh_process import run_fresh
+from jitfmha.jit.fresh_process import run_fresh
 
 # Interrupts the imports of the first build at every sixth module, each in a fork; prints the
 # numbers of those after which a second attempt fails.

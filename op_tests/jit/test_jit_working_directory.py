@@ -11,7 +11,7 @@ import pytest
 from subprocesses import run_python
 
 import jitfmha
-from jitfmha.bench.fresh_process import fresh_python, search_path
+from jitfmha.jit.fresh_process import fresh_python, search_path
 from jitfmha.jit.toolchain.device_compiler import DeviceCompilerNotFound, device_compiler
 from jitfmha.jit.toolchain.ninja import path_with_ninja
 
@@ -35,7 +35,7 @@ from jitfmha import jit
 assert jit.read(jit.BuildSpec("store", SOURCES, ("--offload-arch=gfx942",), toolchain="device_hip"))
 """
 _FRESH_PROCESS = """
-from jitfmha.bench.fresh_process import run_fresh
+from jitfmha.jit.fresh_process import run_fresh
 code = "import ctypes, json, sys, jitfmha; print(jitfmha.__file__, *sys.argv[1:])"
 process = run_fresh(code, "argument", failure="it failed", timeout=120)
 import jitfmha

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from jitfmha.bench.fresh_process import fresh_python
 from jitfmha.integrations import sdpa
+from jitfmha.jit.fresh_process import fresh_python
 
 # Batch, tokens, width and heads of what is taken for a layer of each.
 _BLOCKS = {"ViT-S": (1, 197, 384, 6), "BERT": (1, 128, 768, 12)}

@@ -16,10 +16,10 @@ import torch
 
 from jitfmha.amd.chips import chip
 from jitfmha.bench import decode_loop
-from jitfmha.bench.fresh_process import run_fresh
 from jitfmha.bench.report import Progress, Report
 from jitfmha.bench.timing import alternate
 from jitfmha.call.interface import fmha_bwd, fmha_fwd
+from jitfmha.jit.fresh_process import run_fresh
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 from jitfmha.planning.target import AmdTarget
 from jitfmha.problem.arguments import AttentionOptions

@@ -21,8 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, final
 
-from jitfmha.bench.fresh_process import fresh_python
 from jitfmha.bench.report import Progress
+from jitfmha.jit.fresh_process import fresh_python
 
 from .faulty_system import faulty_system
 from .outcome import Extent, Outcome, reported_seed

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from jitfmha.bench.fresh_process import search_path
+from jitfmha.jit.fresh_process import search_path
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
 from .callers import Answer, Call, Scratch, Trial, new_scratch

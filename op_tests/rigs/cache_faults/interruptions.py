@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import torch
 
-from jitfmha.bench.fresh_process import fresh_python
+from jitfmha.jit.fresh_process import fresh_python
 
 from .attention_call import AttentionCall
 from .outcome import Extent, Outcome

@@ -20,9 +20,9 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
-from jitfmha.bench.fresh_process import fresh_python
 from jitfmha.bench.report import Progress, Row
 from jitfmha.jit.cache.directory import CacheDirectory
+from jitfmha.jit.fresh_process import fresh_python
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
 from .outcome import Extent, Outcome, reported_seed
