@@ -17,6 +17,7 @@ flash_attn_varlen_func: Any = jitfmha.flash_attn_varlen_func
 flash_attn_varlen_kvpacked_func: Any = jitfmha.flash_attn_varlen_kvpacked_func
 flash_attn_varlen_qkvpacked_func: Any = jitfmha.flash_attn_varlen_qkvpacked_func
 flash_attn_with_kvcache: Any = jitfmha.flash_attn_with_kvcache
+mha_fwd_splitkv: Any = jitfmha.mha_fwd_splitkv
 mla_absorbed_fwd: Any = jitfmha.mla_absorbed_fwd
 mla_fwd: Any = jitfmha.mla_fwd
 validate_config: Any = jitfmha.validate_config

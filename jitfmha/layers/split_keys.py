@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from ..call.run import run
-from ..problem.arguments import MAX_NUM_SPLITS, Arguments, KeyOptions, gather_cu_seqlens
+from ..problem.arguments import (
+    MAX_NUM_SPLITS,
+    Arguments,
+    KeyOptions,
+    gather_cu_seqlens,
+    gather_keys,
+)
 from ..problem.checks import describe, refuse_grad, with_clear_errors
 from ..problem.mask import OPEN_WINDOW
 from ..problem.problem import make_problem
@@ -66,7 +72,7 @@ def mha_fwd_splitkv(
         *(q, k, v, softmax_scale, mask, window_size),
         return_lse=True,
         cu_seqlens=cu_seqlens,
-        keys=KeyOptions(block_table, count),
+        keys=gather_keys(block_table, count, cu_seqlens),
     )
     problem = make_problem(arguments)
     lse_accum = q.new_full((count, *problem.lse_shape), -torch.inf, dtype=torch.float32)

@@ -537,7 +537,8 @@ def _check_lengths_of_keys(arguments: Arguments) -> None:
         raise ValueError(f"k has shape {tuple(k.shape)}; a page holds at least one key")
     if seqlen_k > 1 and keys is not None and keys.block_table is not None:
         sums = arguments.cu_seqlens
-        if are_lists(keys.block_table) and sums is not None and sums.k_padded is sums.k:
+        # What is no tensor is refused where the table is checked, or for want of prefix sums.
+        if sums is not None and sums.k_padded is sums.k and are_lists(keys.block_table):
             raise ValueError(
                 f"block_table has shape {tuple(keys.block_table.shape)}; a table is (batch, most "
                 "pages), and for lists of pages cu_seqlens_k_padded says where each begins"

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from random import Random
 
 import pytest
 import torch
@@ -21,10 +22,14 @@ _tallies: dict[str, Tally] = {}
 def sweep(request: pytest.FixtureRequest, seed: int, num_threads: None) -> Sweep:
     """Checks what a strategy draws: ``sweep(strategy, check)``, and that there is enough of both.
 
-    ``check`` gets each example and a :class:`Tally`. The seed is the run's (``--seed``) and the
-    test's; ``share`` is what part of a full test's examples are drawn.
+    ``check`` gets each example and a :class:`Tally`. With ``--seed`` and ``--exhaustive`` the seed
+    is the run's and the test's, and otherwise the test's alone: what fails once in a thousand draws
+    is for those to find. ``share`` is what part of a full test's examples are drawn.
     """
     is_long = request.config.getoption("--exhaustive")
+    is_drawn_anew = is_long or request.config.getoption("--seed") is not None
+    if not is_drawn_anew:
+        seed = Random(request.node.nodeid).getrandbits(31)
 
     def run(
         strategy: SearchStrategy[object],

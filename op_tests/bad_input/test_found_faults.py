@@ -10,6 +10,7 @@ from untyped import (
     flash_attn_with_kvcache,
     fmha_fwd,
     fmha_v3_varlen_fwd,
+    mha_fwd_splitkv,
     warmup,
 )
 
@@ -166,3 +167,10 @@ def test_emulate(arguments, error, text):
     """They were found out when something was launched, or never."""
     with pytest.raises(error, match=text), emulate(**({"arch": "gfx950"} | arguments)):
         pass
+
+
+@pytest.mark.parametrize("table", [True, torch.zeros(1, 1).int(), torch.zeros(3).int()])
+def test_pages_of_which_nobody_says_how_many_keys_they_hold(table):
+    """Split keys went to a kernel with them, whose arguments have no place for pages then."""
+    with pytest.raises(ValueError, match="block_table is given without cu_seqlens_q"):
+        mha_fwd_splitkv(*qkv(), 2, block_table=table)
