@@ -85,7 +85,9 @@ def test_bad_input(environment, launcher_cache, seed, request):
     tests = [str(_FOLDER / name) for name in _TESTS]
     # What a sanitizer says before it ends the process is not caught with it.
     plugins = ["-p", "sanitized_launchers", "-p", "no:cacheprovider", "--capture=sys"]
-    options = ["--seed", str(seed), *(["--exhaustive"] if is_long else [])]
+    is_drawn_anew = is_long or request.config.getoption("--seed") is not None  # see `sweep`
+    options = ["--seed", str(seed)] if is_drawn_anew else []
+    options += ["--exhaustive"] if is_long else []
     arguments = ("-m", "pytest", "-q", *plugins, *options, *tests)
     seconds = _LONG_SECONDS if is_long else _SECONDS
     environment = environment | {OPTIMISE: level}
