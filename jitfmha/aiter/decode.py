@@ -38,7 +38,7 @@ from ..problem.dtypes import EIGHT_BIT_DTYPES, out_dtype_of
 from ..problem.packed_pages import are_packed, shape_of_keys
 from .batch_prefill import lists_of_pages
 from .mla_metadata import Buffers, _fill_nothing, get_mla_metadata_info_v1
-from .paged import attend_pages, pages_of_table
+from .paged import attend_pages, pages_of_table, scales_of_tokens
 
 OPERATORS = {
     "pa_decode_gluon": (
@@ -104,11 +104,10 @@ def _attend(
 
 
 def _of_tokens(scale: Tensor | None) -> Tensor | None:
-    """Scales ``(num_pages, hk, page_size[, 1])`` as ``fmha_fwd`` takes them; others as they are."""
-    if isinstance(scale, Tensor) and scale.dim() in (3, 4) and scale.numel() != 1:
-        scale = scale if scale.dim() == 4 else scale[..., None]
-        return scale.transpose(1, 2)
-    return scale
+    """:func:`scales_of_tokens`, which may have a dimension of 1 behind."""
+    if isinstance(scale, Tensor) and scale.dim() == 4:
+        scale = scale.squeeze(-1)
+    return scales_of_tokens(scale)
 
 
 def _gluon(

@@ -132,7 +132,8 @@ def _attend_in_fp8(*, q: Tensor, k: Tensor, v: Tensor, **others: Any) -> Tensor:
     with_gradient = torch.is_grad_enabled() and requires_any_grad(q, k, v)
     for name, x in given.items():
         if is_group:
-            sums = int32_vector(n := f"cu_seqlens_{'q' if name == 'q' else 'k'}", others[n])
+            sums_name = "cu_seqlens_q" if name == "q" else "cu_seqlens_k"
+            sums = int32_vector(sums_name, others[sums_name])
         else:
             sums = starts_in_batch(x.shape[0], x.shape[1], x.device)
         rows = x if is_group else x.flatten(0, 1)

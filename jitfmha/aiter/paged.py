@@ -397,13 +397,13 @@ def _asm(
         cu_seqlens_q=qo_indptr,
         max_seqlen_q=1 if qo_indptr is None else max_qlen,
         softmax_scale=None,
-        k_descale=_of_tokens(K_QScale),
-        v_descale=_of_tokens(V_QScale),
+        k_descale=scales_of_tokens(K_QScale),
+        v_descale=scales_of_tokens(V_QScale),
         **others,
     )[0]
 
 
-def _of_tokens(scale: Tensor | None) -> Tensor | None:
+def scales_of_tokens(scale: Tensor | None) -> Tensor | None:
     """Scales ``(num_pages, hk, page_size)`` as ``fmha_fwd`` takes them; others as they are."""
     if isinstance(scale, Tensor) and scale.dim() == 3:
         return scale.transpose(1, 2)[..., None]

@@ -28,10 +28,11 @@ def run(args: argparse.Namespace) -> int:
         launchers = _planned(asked) if args.dry_run else _built(asked, args.jobs)
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
+    in_words = _plan_in_words if args.dry_run else _build_in_words
     if args.json:
         print_json(launchers)
     else:
-        print(table(("launcher", "build"), [(x["name"], _in_words(x)) for x in launchers]))
+        print(table(("launcher", "build"), [(x["name"], in_words(x)) for x in launchers]))
     return OK
 
 
@@ -54,18 +55,22 @@ def _planned(asked: dict[str, Any]) -> list[dict[str, Any]]:
     launchers = []
     for name, specs in specs_ahead(**asked).items():
         missing = [spec for spec in specs if not jit.is_built(spec)]
-        known = [took.get(spec.name) for spec in missing]
-        seconds = None if None in known else sum(x for x in known if x is not None)
-        cached = not missing
-        launchers.append({"name": name, "cached": cached, "took_seconds": seconds or None})
+        known = [x for x in (took.get(spec.name) for spec in missing) if x is not None]
+        seconds = sum(known) if missing and len(known) == len(missing) else None
+        launchers.append({"name": name, "cached": not missing, "took_seconds": seconds})
     return launchers
 
 
-def _in_words(launcher: dict[str, Any]) -> str:
-    if launcher.get("cached", launcher.get("build_seconds") is None):
-        return "in the cache already"
-    seconds = launcher.get("build_seconds")
-    if seconds is not None:
-        return f"{seconds:.2f} s"
+_CACHED = "in the cache already"
+
+
+def _build_in_words(launcher: dict[str, Any]) -> str:
+    seconds = launcher["build_seconds"]
+    return _CACHED if seconds is None else f"{seconds:.2f} s"
+
+
+def _plan_in_words(launcher: dict[str, Any]) -> str:
+    if launcher["cached"]:
+        return _CACHED
     took = launcher["took_seconds"]
-    return "to be built" + (f"; another build of it took {took:.1f} s" if took else "")
+    return "to be built" + ("" if took is None else f"; another build of it took {took:.1f} s")

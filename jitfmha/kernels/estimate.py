@@ -399,8 +399,8 @@ class ForwardEstimate:
             slots = machine.compute_units // machine.xcds * shared
             in_turn = min(pairs, -(-_ROUNDS_IN_TURN * slots // (of_pair * most)))
         order: list[float] = []
-        for begin in (*range(0, pairs - in_turn, 1), pairs - in_turn):
-            together = range(begin, pairs if begin == pairs - in_turn else begin + 1)
+        alone = pairs - in_turn
+        for together in (*([pair] for pair in range(alone)), range(alone, pairs)):
             for rank, pair in product(range(most), together):
                 n = pair % self._batch * len(tiles) // self._batch
                 cycles = _CYCLES_OF_NO_ROWS

@@ -21,7 +21,7 @@ _MOST_HDIM = 256
 _MOST_BLOCKS, _MOST_WIDE_BLOCKS, _WIDE_HDIM = 4, 2, 128
 _UNDIVIDED_BLOCKS = 2  # with as many, keys take longer to come than to be attended to
 _FOUR_BYTES = 16
-_WAVES, _MOST_WAVES = 4, 8
+DECODE_WAVES, _MOST_WAVES = 4, 8
 _LOADED_TOGETHER = 8  # numbers of a row
 _LEAST_OF_UNITS = 0.4  # where fewer have a workgroup, its keys have to be split in any case
 # For which keys in pages, by dtype (fp8, or int8), eight waves take less than two splits, by the
@@ -95,13 +95,13 @@ def decode_waves(
         and _LEAST_OF_UNITS * compute_units <= workgroups <= compute_units
     )
     if not is_meant:
-        return _WAVES
+        return DECODE_WAVES
     is_scattered = problem.has_packed_pages or problem.seqlen_k % _BLOCK_ROWS != 0
     kind = is_scattered, max(hdims) <= _NARROW_HDIM
-    return _MOST_WAVES if kind in _OF_EIGHT_WAVES[arch, problem.is_fp8] else _WAVES
+    return _MOST_WAVES if kind in _OF_EIGHT_WAVES[arch, problem.is_fp8] else DECODE_WAVES
 
 
-def decode_tile(tile: Tile, hdim_v: int, blocks: int, waves: int = _WAVES) -> Tile:
+def decode_tile(tile: Tile, hdim_v: int, blocks: int, waves: int = DECODE_WAVES) -> Tile:
     """The tile of such calls, made of that of others with their head dimensions."""
     fours = 8 if made_columns(hdim_v) % (2 * _COLUMNS) == 0 else 4
     lds_bytes = waves * fours * WAVE * _FOUR_BYTES

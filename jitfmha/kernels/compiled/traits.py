@@ -21,7 +21,7 @@ from ...problem.problem import BF16_CVTS, Mode, PlainSizes, Problem, element_byt
 from ...problem.score_features import AskedModifiers
 from ..modifiers import ModifierTraits
 from . import decode
-from .decode import decode_blocks_of, decode_tile, decode_waves
+from .decode import DECODE_WAVES, decode_blocks_of, decode_tile, decode_waves
 from .device_spec import device_spec
 from .latent import latent_tile, made_columns, row_blocks_of
 from .tile_table import Product, Tile
@@ -210,7 +210,7 @@ class ForwardTraits(SharedTraits):
     stacks_heads: bool = False
     row_blocks: int | None = None
     decode_blocks: int | None = None
-    decode_waves: int = 4
+    decode_waves: int = DECODE_WAVES
     takes_turns: bool = False
     lists_work: bool = False
 
@@ -313,7 +313,7 @@ class ForwardTraits(SharedTraits):
             "stacked" if self.stacks_heads else "",
             f"latent{self.row_blocks}" if self.row_blocks else "",
             f"decode{self.decode_blocks}" if self.decode_blocks else "",
-            f"waves{self.decode_waves}" if self.decode_waves != 4 else "",
+            f"waves{self.decode_waves}" if self.decode_waves != DECODE_WAVES else "",
             "turns" if self.takes_turns else "",
             "listed" if self.lists_work else "",
         )
