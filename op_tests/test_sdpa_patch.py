@@ -277,7 +277,7 @@ def test_a_known_route_serves_no_other_call(rng, monkeypatch):
                 given = ((q, k, v), plain) if is_ours else (tensors, options)
                 call = sdpa._Call(*given[0], attn_mask=None, enable_gqa=False, **given[1])
                 with there:
-                    route = sdpa._known_route(call, sdpa._translated(call)[0])
+                    route = sdpa._known_route(call, sdpa._translated(call))
                 assert route.is_ours == is_ours, options
 
 

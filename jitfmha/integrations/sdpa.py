@@ -27,12 +27,17 @@ from torch.overrides import handle_torch_function, has_torch_function
 from ..call.detection import target_of
 from ..call.dispatch import explain_problem
 from ..call.interface import OFF, fmha_fwd
-from ..call.pytorch.autocast import under_autocast
+from ..call.pytorch.autocast import dtype_of_region, under_autocast
 from ..call.pytorch.autograd import backward_of
 from ..planning.target import TARGET_HERE
 from ..problem.arguments import Arguments
 from ..problem.problem import make_problem
-from ..problem.torch_parts import functorch_level, has_forward_mode, is_function_mode_asked
+from ..problem.torch_parts import (
+    functorch_level,
+    has_forward_mode,
+    is_any_autocast_enabled,
+    is_function_mode_asked,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -68,6 +73,21 @@ class _Call(NamedTuple):
     is_causal: bool
     scale: float | None
     enable_gqa: bool
+
+
+class _Translated(NamedTuple):
+    """The call as one of ``fmha_fwd``, but for dropout and the causal mask.
+
+    Attributes:
+        lead: the sizes of the result before seqlen and hdim.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    scale: float | None
+    lead: tuple[int, ...]
 
 
 class Patch:
@@ -142,7 +162,7 @@ def explain(
     if reason is not None:
         return Route((reason,))
     translated = _translated(call)
-    return Route((translated,)) if isinstance(translated, str) else _route(call, translated[0])
+    return Route((translated,)) if isinstance(translated, str) else _route(call, translated)
 
 
 class _Routing:
@@ -206,8 +226,8 @@ class _Routing:
         is_compiling = torch.compiler.is_compiling()
         if not is_compiling and _reason_of_surroundings(call) is None:
             translated = _translated(call)
-            if not isinstance(translated, str) and _known_route(call, translated[0]).is_ours:
-                return _attend(call, *translated)
+            if not isinstance(translated, str) and _known_route(call, translated).is_ours:
+                return _attend(call, translated)
         if has_torch_function(call[:4]) and not (is_compiling and query.is_nested):
             if is_compiling or isinstance(attn_mask, CausalBias):
                 # It knows the name of today, and what it calls in turn is routed.
@@ -219,12 +239,15 @@ class _Routing:
         return self._original(*call[:6], scale=scale, enable_gqa=enable_gqa)
 
 
-def _attend(call: _Call, arguments: Arguments, lead: tuple[int, ...]) -> Tensor:
+def _attend(call: _Call, translated: _Translated) -> Tensor:
+    q, k, v, bias, scale, lead = translated
     out = fmha_fwd(
-        *arguments[:3],
-        softmax_scale=arguments.softmax_scale,
+        q,
+        k,
+        v,
+        softmax_scale=scale,
         mask=_TOP_LEFT_CAUSAL if call.is_causal else 0,
-        bias=None if arguments.modifiers is None else arguments.modifiers.bias,
+        bias=bias,
         dropout_p=call.dropout_p or OFF,
     )
     out = out.transpose(1, 2)
@@ -254,26 +277,23 @@ def _reason_of_surroundings(call: _Call) -> str | None:
     return None
 
 
-def _translated(call: _Call) -> tuple[Arguments, tuple[int, ...]] | str:
-    """The call as one of ``fmha_fwd``, and the sizes of the result before seqlen and hdim.
+def _translated(call: _Call) -> _Translated | str:
+    """The call translated, or why torch serves it.
 
-    Or why torch serves it. Dropout has no random state here, which routes nothing.
+    This is what every call takes, and why it makes no :class:`Arguments`, which takes as long as
+    a small call itself.
     """
     q, k, v, mask = call[:4]
-    lead = tuple(q.shape[:-2])
+    lead: tuple[int, ...] = q.shape[:-2]
     is_plain = q.dim() == k.dim() == v.dim() == 4 and q.shape[0] == k.shape[0] == v.shape[0]
     if not (is_plain and (call.enable_gqa or q.shape[1] == k.shape[1] == v.shape[1])):
         try:
             q, k, v, mask, lead = _in_four_dimensions(call)
         except (RuntimeError, IndexError) as error:
             return f"query, key, value and attn_mask do not fit together: {error}"
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    options: dict[str, Any] = {"mask": _TOP_LEFT_CAUSAL if call.is_causal else 0}
-    if call.scale is not None:
-        options["softmax_scale"] = float(call.scale)
-    if mask is not None:
-        options["bias"] = _as_bias(mask, k.shape[1])
-    return under_autocast(Arguments.of(q, k, v, options)), lead
+    bias = None if mask is None else _as_bias(mask, k.shape[2])
+    scale = None if call.scale is None else float(call.scale)
+    return _Translated(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), bias, scale, lead)
 
 
 def _in_four_dimensions(
@@ -321,43 +341,39 @@ def _as_bias(attn_mask: Tensor, seqlen_k: int) -> Tensor:
 _routes: dict[Hashable, Route] = {}
 
 
-def _known_route(call: _Call, arguments: Arguments) -> Route:
+def _known_route(call: _Call, translated: _Translated) -> Route:
     """Remember the answers of :func:`_route`, which is asked once for calls that are alike."""
-    modifiers = arguments.modifiers
-    tensors = (*arguments[:3], None if modifiers is None else modifiers.bias)
+    tensors = translated[:4]
     key = (
         *[None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in tensors],
         *(call.is_causal, call.scale, call.dropout_p),
         _wants_gradients(tensors),
+        dtype_of_region(call.query) if is_any_autocast_enabled() else None,
         TARGET_HERE.get(),
     )
     route = _routes.get(key)
     if route is None:
         if len(_routes) >= _MOST_ROUTES:
             _routes.clear()
-        route = _routes[key] = _route(call, arguments)
+        route = _routes[key] = _route(call, translated)
     return route
 
 
-def _route(call: _Call, arguments: Arguments) -> Route:
-    modifiers = arguments.modifiers
-    bias = None if modifiers is None else modifiers.bias
+def _route(call: _Call, translated: _Translated) -> Route:
+    q, k, v, bias, scale, _ = translated
+    options: dict[str, Any] = {
+        "mask": _TOP_LEFT_CAUSAL if call.is_causal else 0,
+        "softmax_scale": scale,
+        "bias": bias,
+        "dropout_p": call.dropout_p,  # of which there is no random state here, which routes nothing
+    }
     try:
-        with_dropout = Arguments.of(
-            *arguments[:3],
-            {
-                "mask": arguments.mask,
-                "softmax_scale": arguments.softmax_scale,
-                "bias": bias,
-                "dropout_p": call.dropout_p,
-            },
-        )
-        problem = make_problem(with_dropout)
-        target = target_of(arguments.q.device)
+        problem = make_problem(under_autocast(Arguments.of(q, k, v, options)))
+        target = target_of(q.device)
     except (TypeError, ValueError, NotImplementedError) as error:
         return Route((str(error),))
     problems = [problem]
-    if _wants_gradients((*arguments[:3], bias)):
+    if _wants_gradients(translated[:4]):
         problems.append(backward_of(problem))
     reasons: list[str] = []
     for each in problems:

@@ -23,7 +23,7 @@ _CAST = (torch.float32, torch.bfloat16, torch.float16)
 
 def under_autocast(arguments: Arguments) -> Arguments:
     """The arguments as the region of ``torch.autocast`` wants them; the same outside of one."""
-    dtype = _dtype_of_region(arguments.q)
+    dtype = dtype_of_region(arguments.q)
     if dtype is None or arguments.out is not None:
         return arguments
     q, k, v = (_cast(x, dtype) for x in arguments[:3])
@@ -33,7 +33,7 @@ def under_autocast(arguments: Arguments) -> Arguments:
     return arguments._replace(q=q, k=k, v=v, modifiers=modifiers)
 
 
-def _dtype_of_region(q: object) -> torch.dtype | None:
+def dtype_of_region(q: object) -> torch.dtype | None:
     """None outside of every region for the device of q, and for what is no tensor."""
     if not isinstance(q, Tensor) or q.device.type not in _REGIONS:
         return None
@@ -52,7 +52,7 @@ def _cast_bias(bias: Any, dtype: torch.dtype) -> Any:
 
 def _fmha_fwd(device_type: str, *given: Any) -> tuple[Tensor, Tensor]:
     flat = dict(zip(NAMES, given, strict=False))
-    dtype = _dtype_of_region(flat["q"])
+    dtype = dtype_of_region(flat["q"])
     if dtype is not None:
         flat |= {name: _cast(flat[name], dtype) for name in ("q", "k", "v")}
         if "bias" in flat:
