@@ -87,6 +87,7 @@ from .mla_metadata import (
 from .opus import fmha_fwd_bf16_opus_fwd, fmha_fwd_bf16_opus_varlen_fwd
 from .paged import OPERATORS as _OF_PAGES
 from .paged import pa_fwd_asm, paged_attention_ragged, paged_attention_v1
+from .sparse import pa_sparse_prefill_opus
 
 OPERATORS = {**_OF_PAGES, **_OF_DECODE}
 """What ``torch.ops.aiter`` has, with the schemas."""
@@ -122,6 +123,7 @@ __all__ = [
     "pa_decode_gluon",
     "pa_fwd_asm",
     "pa_persistent_fwd",
+    "pa_sparse_prefill_opus",
     "paged_attention_common",
     "paged_attention_ragged",
     "paged_attention_rocm",

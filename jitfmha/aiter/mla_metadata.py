@@ -7,7 +7,8 @@ The prefill of projected keys, :func:`mla_prefill_ps_asm_fwd`, writes its result
 Frameworks call :func:`mla_reduce_v1` after it, for the lse among others. Where
 :func:`get_ps_metadata_v1` is asked for that (``need_lse``), each tile of 256 queries of a sequence
 has one part, which :func:`mla_reduce_v1` reads: rows and lse of tile n start at row 256 n of the
-buffers for parts.
+buffers for parts. All of this is done where the tensors are: a GPU is not read. What lies on the
+CPU is checked.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ..layers.peer_values import as_flag, as_int, drop_without_effect, ends_in, int32_vector
-from ..layers.split_keys import flash_attn_combine
 from ..problem.checks import (
+    can_be_read,
     check_layout,
     describe,
     not_a_tensor,
@@ -59,6 +60,15 @@ def get_mla_metadata_info_v1(
     return _buffers(1)
 
 
+# What has no effect, and is a tensor: of get_mla_metadata_v1, get_ps_metadata_v1 and
+# get_pa_metadata_v1.
+_BUFFERS = frozenset(
+    ("seqlens_qo_indptr", "seqlens_kv_indptr", "pages_kv_indptr", "kv_last_page_lens")
+    + ("context_lens", "work_metadata_ptrs", "work_info_set", "work_info")
+    + ("reduce_final_map", "reduce_partial_map")
+)
+
+
 def _fill_nothing(
     *,
     work_indptr: Tensor,
@@ -68,6 +78,9 @@ def _fill_nothing(
 ) -> None:
     if as_flag("is_cp_round_robin", is_cp_round_robin):
         raise NotImplementedError("is_cp_round_robin=True: keys of others are not known")
+    for name in _BUFFERS & without_effect.keys():
+        if not isinstance(without_effect[name], Tensor):
+            raise not_a_tensor(name, without_effect[name])
     drop_without_effect(without_effect)
     for name, x in (("work_indptr", work_indptr), ("reduce_indptr", reduce_indptr)):
         int32_vector(name, x)
@@ -128,37 +141,43 @@ def _fill_tiles(
         maps["seqlens_qo_indptr"] = seqlens_qo_indptr
         _fill_nothing(reduce_indptr=reduce_indptr, **maps, **others)
         return
-    ends = _read("seqlens_qo_indptr", seqlens_qo_indptr, dimensions=1)
-    if ends != sorted(ends) or ends[:1] not in ([0], []):
-        raise ValueError(f"seqlens_qo_indptr is {ends}; expected ascending numbers from 0")
-    tiles = [
-        (start, min(start + TILE, end))
-        for first, end in pairwise(ends)
-        for start in range(first, end, TILE)
-    ]
-    count = len(tiles)
+    ends = _sums("seqlens_qo_indptr", seqlens_qo_indptr)
     for (name, x), shape in zip(maps.items(), ((2,), ()), strict=True):
         is_map = isinstance(x, Tensor) and x.dtype == torch.int32 and x.dim() == 1 + len(shape)
-        if not is_map or x.shape[1:] != shape or len(x) < count:
-            raise ValueError(f"{name} is {describe(x)}; expected int32 {(f'>= {count}', *shape)}")
+        if not is_map or x.shape[1:] != shape:
+            raise ValueError(f"{name} is {describe(x)}; expected int32 {('tiles', *shape)}")
         check_layout(name, x)
-    if len(int32_vector("reduce_indptr", reduce_indptr)) <= count:
-        raise ValueError(f"reduce_indptr is {describe(reduce_indptr)}; there are {count} tiles")
-    _fill_nothing(reduce_indptr=reduce_indptr, **others)
+    room = min(len(int32_vector("reduce_indptr", reduce_indptr)) - 1, *map(len, maps.values()))
+    _fill_nothing(reduce_indptr=reduce_indptr, **maps, **others)
+    counts = (ends.diff() + TILE - 1) // TILE
+    if len(counts) == 0:
+        return
+    behind = counts.cumsum(0)
+    if can_be_read(ends):
+        if ends.tolist() != sorted(ends.tolist()) or ends[0] != 0:
+            raise ValueError(
+                f"seqlens_qo_indptr is {ends.tolist()}; expected ascending numbers from 0"
+            )
+        if behind[-1] > room:
+            raise ValueError(
+                f"there are {int(behind[-1])} tiles of {TILE} queries; reduce_indptr, "
+                f"reduce_final_map and reduce_partial_map have room for {room}"
+            )
+    tile = torch.arange(max(room, 0), device=ends.device)
+    sequence = torch.searchsorted(behind, tile, right=True).clamp(max=len(counts) - 1)
+    start = ends[sequence] + (tile - (behind - counts)[sequence]) * TILE
     # What lies behind the last tile is empty.
-    reduce_indptr.copy_(torch.arange(len(reduce_indptr)).clamp(max=count))
-    reduce_final_map[:count] = torch.tensor(tiles, dtype=torch.int32).view(-1, 2)
-    reduce_partial_map[:count] = torch.arange(count) * TILE
+    number = torch.arange(len(reduce_indptr), device=ends.device)
+    reduce_indptr.copy_(torch.minimum(number, behind[-1]))
+    end = torch.minimum(start + TILE, ends[sequence + 1])
+    reduce_final_map[: len(tile)] = torch.stack((start, end), 1).to(reduce_final_map.device)
+    reduce_partial_map[: len(tile)] = (tile * TILE).to(reduce_partial_map.device)
 
 
-def _read(name: str, x: Tensor, dimensions: int) -> list[Any]:
-    """The numbers of an int32 tensor, read from where they are."""
-    if not isinstance(x, Tensor) or x.dtype != torch.int32 or x.dim() != dimensions:
-        raise TypeError(f"{name} is {describe(x)}; expected int32 of {dimensions} dimensions")
-    check_layout(name, x)
-    if x.is_meta:
-        raise ValueError(f"{name} is on meta, where it has no values")
-    return x.tolist()
+def _sums(name: str, x: Tensor) -> Tensor:
+    """``x``, which is int32 of one dimension and strided."""
+    check_layout(name, int32_vector(name, x))
+    return x
 
 
 @ends_in(_fill_tiles)
@@ -173,8 +192,8 @@ def get_ps_metadata_v1(
     """Fill in what :func:`mla_reduce_v1` is to do after :func:`mla_prefill_ps_asm_fwd`.
 
     Args:
-        seqlens_qo_indptr: int32 ``(b + 1,)``, prefix sums of the numbers of queries, which are
-            read.
+        seqlens_qo_indptr: int32 ``(b + 1,)``, prefix sums of the numbers of queries; on the CPU or
+            where the other tensors are.
         work_indptr: becomes 0.
         reduce_indptr, reduce_final_map, reduce_partial_map: a part for each tile with ``need_lse``,
             and nothing without; see the module.
@@ -197,9 +216,10 @@ def mla_reduce_v1(
             if it were all.
         partial_lse: float32 ``(rows, h)`` or ``(rows, 1, h, 1)``.
         reduce_indptr: int32 ``(n + 1,)``, which entries of reduce_partial_map are parts of which
-            tile. It and the maps are read.
+            tile.
         reduce_final_map: int32 ``(n, 2)``, the first row of each tile in the result and the one
             behind its last; None: max_seqlen_q rows each, one after the other.
+        max_seqlen_q: the most rows of a tile.
         reduce_partial_map: int32, where the rows of each part start.
         num_kv_splits: no effect. Older versions of AITER do not have it, and the results are in its
             place.
@@ -221,41 +241,81 @@ def mla_reduce_v1(
         check_layout("final_lse", final_lse)
     rows = _parts("partial_output", partial_output, (heads, hdim_v))
     lse = _parts("partial_lse", partial_lse, (heads,))
-    ends = _read("reduce_indptr", reduce_indptr, dimensions=1)
-    parts = _read("reduce_partial_map", reduce_partial_map, dimensions=1)
+    ends = _sums("reduce_indptr", reduce_indptr)
+    parts = _sums("reduce_partial_map", reduce_partial_map)
+    length, count = as_int("max_seqlen_q", max_seqlen_q), max(len(ends) - 1, 0)
+    if length < 0:
+        raise ValueError(f"max_seqlen_q={max_seqlen_q!r} must not be negative")
+    if reduce_final_map is None:
+        first = torch.arange(count, device=ends.device) * length
+        tiles = torch.stack((first, first + length), 1)
+    else:
+        tiles = reduce_final_map
+        is_map = isinstance(tiles, Tensor) and tiles.dtype == torch.int32 and tiles.dim() == 2
+        if not is_map or len(tiles) < count or tiles.shape[1] != 2:
+            raise ValueError(
+                f"reduce_final_map is {describe(tiles)}; expected int32 {(f'>= {count}', 2)}"
+            )
+        check_layout("reduce_final_map", tiles)
+        tiles = tiles[:count]
+    room = min(len(rows), len(lse))
+    if all(map(can_be_read, (ends, parts, tiles))):
+        _check_tiles(ends.tolist(), parts.tolist(), tiles.tolist(), length, room, total_q)
+    if 0 in (count, len(parts), length, room, total_q):
+        return
+    within = torch.arange(length, device=ends.device)
+    source = (parts[:, None] + within).clamp(0, room - 1)
+    ends = ends.long()
+    number = torch.arange(len(parts), device=ends.device)
+    tile_of_part = (torch.searchsorted(ends, number, right=True) - 1).clamp(0, count - 1)
+
+    def reduced(kind: str, x: Tensor, initial: float) -> Tensor:
+        return torch.segment_reduce(x, kind, offsets=ends, initial=initial, unsafe=True)
+
+    # As in flash_attn_combine, but that tiles have as many parts as they like.
+    largest = reduced("max", lse[source], -torch.inf)
+    shift = largest.masked_fill(largest == -torch.inf, 0)
+    weights = (lse[source] - shift[tile_of_part]).exp()
+    sees_keys = largest > -torch.inf
+    divisor = reduced("sum", weights, 0).masked_fill(~sees_keys, 1)
+    counted = rows[source].masked_fill((weights == 0)[..., None], 0) * weights[..., None]
+    combined = reduced("sum", counted, 0) / divisor[..., None]
+    total = (divisor.log() + shift).masked_fill(~sees_keys, -torch.inf)
+    # Of each row of the result, where it is among those of the tiles.
+    row = tiles[:, :1] + within
+    is_row = (row < tiles[:, 1:]) & (ends.diff() > 0)[:, None] & (row >= 0) & (row < total_q)
+    place = row.new_full((total_q + 1,), -1, dtype=torch.int64)
+    index = torch.where(is_row, row, total_q).flatten().long()
+    place = place.scatter_(0, index, torch.arange(len(index), device=ends.device))[:-1]
+    for results, found in ((final_output, combined), (final_lse, total)):
+        if results is not None:
+            chosen = found.flatten(0, 1)[place.clamp(min=0)].to(results.dtype)
+            is_written = (place >= 0).view(-1, *(1,) * (results.dim() - 1))
+            results.copy_(torch.where(is_written, chosen, results))
+
+
+def _check_tiles(
+    ends: list[int], parts: list[int], tiles: list[list[int]], length: int, room: int, total_q: int
+) -> None:
     if ends != sorted(ends) or (ends and not 0 <= ends[0] <= ends[-1] <= len(parts)):
         raise ValueError(
             f"reduce_indptr is {ends}; expected ascending numbers up to the {len(parts)} entries "
             "of reduce_partial_map"
         )
-    length = as_int("max_seqlen_q", max_seqlen_q)
-    if reduce_final_map is None:
-        tiles = [[n * length, (n + 1) * length] for n in range(len(ends) - 1)]
-    else:
-        tiles = _read("reduce_final_map", reduce_final_map, dimensions=2)
     for n, (start, end) in enumerate(pairwise(ends)):
         if start == end:
             continue
-        if n >= len(tiles) or len(tiles[n]) != 2 or not 0 <= tiles[n][0] <= tiles[n][1] <= total_q:
-            raise ValueError(
-                f"reduce_final_map has {tiles[n : n + 1]} for tile {n}; expected the first and the "
-                f"end of some of the {total_q} rows of final_output"
-            )
         first, last = tiles[n]
-        room = min(len(rows), len(lse)) - (last - first)
-        if not all(0 <= part <= room for part in parts[start:end]):
+        if not 0 <= first <= last <= min(total_q, first + length):
+            raise ValueError(
+                f"reduce_final_map has {tiles[n]} for tile {n}; expected the first and the end of "
+                f"some of the {total_q} rows of final_output, max_seqlen_q ({length}) at most"
+            )
+        if not all(0 <= part <= room - (last - first) for part in parts[start:end]):
             raise ValueError(
                 f"reduce_partial_map has {parts[start:end]} for tile {n} of {last - first} rows; "
-                f"partial_output has {len(rows)} rows, partial_lse {len(lse)}"
+                f"partial_output and partial_lse have {room}"
             )
-        of_parts = [slice(part, part + last - first) for part in parts[start:end]]
-        out, total = flash_attn_combine(
-            torch.stack([rows[x] for x in of_parts])[:, None],
-            torch.stack([lse[x] for x in of_parts])[:, None],
-        )
-        final_output[first:last] = out[0]
-        if final_lse is not None:
-            final_lse[first:last] = total[0]
 
 
 def _parts(name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -263,8 +323,6 @@ def _parts(name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     if not isinstance(x, Tensor) or x.dtype != torch.float32:
         raise TypeError(f"{name} must be a float32 tensor, got {describe(x)}")
     check_layout(name, x)
-    if x.is_meta:
-        raise ValueError(f"{name} is on meta, where it has no values")
     if [n for n in x.shape[1:] if n != 1] != [n for n in shape if n != 1] or x.dim() == 0:
         raise ValueError(f"{name} is {describe(x)}; expected {('rows', *shape)}")
     return x.reshape(len(x), *shape)

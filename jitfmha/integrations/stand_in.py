@@ -11,7 +11,7 @@ from importlib.metadata import Distribution, DistributionFinder
 from importlib.util import find_spec
 from os import PathLike
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch.library import Library
 
@@ -105,20 +105,29 @@ class StandIn(DistributionFinder, Loader):
             return None
         ours = find_spec(f"{_OURS}.{fullname}")
         if ours is None:
-            raise ModuleNotFoundError(
-                f"No module named {fullname!r}: jitfmha stands in for {self.name}, and has its "
-                f"attention functions (docs/drop_ins.md lists them), not all of its modules. Where "
-                f"{fullname} is needed, install {self.name} and do not call jitfmha.install_as"
-                f"({self.name!r}); calls that are to be jitfmha's import jitfmha.{self.name}",
-                name=fullname,
-            )
+            text = f"No module named {fullname!r}: {self._what_to_do(fullname)}"
+            raise ModuleNotFoundError(text, name=fullname)
         is_package = ours.submodule_search_locations is not None
         spec = ModuleSpec(fullname, self, origin=ours.origin, is_package=is_package)
         spec.has_location = True
         return spec
 
+    def _what_to_do(self, missing: str) -> str:
+        return (
+            f"jitfmha stands in for {self.name}, and has its attention functions "
+            f"(docs/drop_ins.md lists them), not all that is in it. Where {missing} is needed, "
+            f"install {self.name} and do not call jitfmha.install_as({self.name!r}); calls that "
+            f"are to be jitfmha's import jitfmha.{self.name}"
+        )
+
     def exec_module(self, module: ModuleType) -> None:
         """Fill a new module with what ours of the same name offers."""
+
+        def refuse(name: str) -> Any:
+            text = f"module {module.__name__!r} has no attribute {name!r}"
+            full_name = f"{module.__name__}.{name}"
+            raise AttributeError(f"{text}: {self._what_to_do(full_name)}", name=name, obj=module)
+
         ours = import_module(f"{_OURS}.{module.__name__}")
         module.__doc__ = ours.__doc__
         public = getattr(ours, "__all__", ())
@@ -126,6 +135,7 @@ class StandIn(DistributionFinder, Loader):
             self._define_operators(ours)
         offered = (*public, *getattr(ours, "OFFERED", ()))
         vars(module).update({name: getattr(ours, name) for name in offered}, __all__=list(public))
+        vars(module)["__getattr__"] = refuse
 
     def _define_operators(self, ours: ModuleType) -> None:
         """Put what torch finds as ``torch.ops.NAME`` in place, as importing the package does."""

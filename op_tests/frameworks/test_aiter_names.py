@@ -28,6 +28,20 @@ private: Any = passes
 ours: Any = aiter
 
 
+def test_names_that_have_nothing_to_do_with_attention():
+    """vLLM asks for some by ``hasattr``, and imports others where it uses them."""
+    with install_as("aiter"):
+        import aiter as by_name
+
+        with refused(AttributeError, "gemm_a8w8_CK", "attention functions", "docs/drop_ins.md"):
+            by_name.gemm_a8w8_CK  # noqa: B018
+        assert not hasattr(by_name, "qr_all_reduce_rmsnorm")
+        with refused(ImportError, "topk_softmax", "aiter"):
+            from aiter import topk_softmax  # noqa: F401
+        with refused(ModuleNotFoundError, "aiter.fused_moe", "docs/drop_ins.md"):
+            import aiter.fused_moe
+
+
 def test_batches(rng):
     q, k, v = random_qkv(rng, (20, 33, 2, 2), hdim=64)
     expected = jitfmha.flash_attn_func(q, k, v, softmax_scale=SCALE, causal=True)

@@ -20,7 +20,9 @@ from packed_pages import packed_keys, packed_values
 from refusals import refused
 from torch import Tensor
 
-from jitfmha import install_as
+from jitfmha import aiter, install_as  # noqa: A004
+from jitfmha.aiter import sparse
+from jitfmha.aiter.ops.triton.attention import mla as of_triton
 from jitfmha.problem.float64_reference import attention_packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -366,6 +368,150 @@ def test_parts_of_keys(rng):
         torch.testing.assert_close(final[4:], out[4:6, 0])
 
 
+def test_parts_of_many_tiles(rng):
+    """Tiles of different lengths in any order, with 0 to 5 parts, some of them without keys."""
+    lengths = [4, 1, 3, 0, 2, 4]
+    starts = prefix_sums(lengths)[:-1]
+    order = torch.randperm(6, generator=rng)
+    tiles = torch.stack((starts, starts + torch.tensor(lengths).int()), 1)[order].contiguous()
+    counts = [5, 1, 0, 2, 3, 1]
+    indptr, count = prefix_sums(counts), sum(counts)
+    partial_map = (torch.randperm(count, generator=rng) * 4).int()
+    out, lse = torch.full((4 * count, 2, 5), torch.nan), torch.full((4 * count, 2), torch.nan)
+    expected = torch.full((14, 2, 5), 7.0, dtype=torch.float64)
+    expected_lse = torch.full((14, 2), 7.0, dtype=torch.float64)
+    for n, (first, end) in enumerate(tiles.tolist()):
+        parts = [slice(p, p + end - first) for p in partial_map[indptr[n] : indptr[n + 1]].tolist()]
+        for part in parts:
+            out[part] = torch.randn(end - first, 2, 5, generator=rng)
+            lse[part] = 30 * torch.randn(end - first, 2, generator=rng)
+        if parts:
+            # A part without keys may hold anything, and a row may have no other.
+            lse[parts[0]], out[parts[0]] = -torch.inf, torch.nan
+            sums = torch.stack([lse[part] for part in parts]).double()
+            values = torch.stack([out[part] for part in parts]).double()
+            total = sums.logsumexp(0)
+            weights = (sums - total.masked_fill(total == -torch.inf, 0)).exp()[..., None]
+            expected[first:end] = (weights * values.masked_fill(weights == 0, 0)).sum(0)
+            expected_lse[first:end] = total
+    final, final_lse = torch.full((14, 2, 5), 7.0), torch.full((14, 2), 7.0)
+    call = out, lse, indptr, tiles, partial_map, 4, 0
+    AITER["mla_reduce_v1"](*call, final, final_lse)
+    # Three roundings of float32 for each of up to five parts, beside numbers up to some 5.
+    torch.testing.assert_close(final.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(final_lse.double(), expected_lse, rtol=1e-5, atol=1e-5)
+    with refused(ValueError, "max_seqlen_q (3)"):
+        AITER["mla_reduce_v1"](*call[:5], 3, 0, final, final_lse)
+
+
+def test_what_lies_on_a_device_is_not_read():
+    """Tensors on meta have no values to read."""
+    with torch.device("meta"):
+        ends = torch.empty(3, dtype=torch.int32)
+        kinds = AITER["get_ps_metadata_info_v1"](2, 2, 300)
+        work, indptr, info, *reduction = (torch.empty(size, dtype=kind) for size, kind in kinds)
+        AITER["get_ps_metadata_v1"](
+            *(ends, ends, ends[1:], 1, 2, work, indptr, info, *reduction), need_lse=True
+        )
+        rows = reduction[2].shape[0] * 256
+        parts = torch.empty(rows, 2, 64), torch.empty(rows, 2)
+        results = torch.empty(300, 2, 64, dtype=torch.bfloat16), torch.empty(300, 2)
+        AITER["mla_reduce_v1"](*parts, *reduction, 256, 0, *results)
+        AITER["get_mla_metadata_v1"](
+            *(ends, ends, ends[1:], 16, 1, False, work, info, indptr, *reduction)
+        )
+
+
+def test_projected_prefill_in_one_call(rng):
+    """``mla_prefill_ps_fwd``, which does what is above by itself."""
+    it = Serving(rng, **CHUNKS, page_size=1, heads=(2, 2))
+    k, v = it.k[:, 0], it.v[:, 0]
+    lists = it.cu_q, it.indptr, it.indices, None, None, 20, True
+    out, lse = aiter.mla.mla_prefill_ps_fwd(it.q, k, v, it.out, *lists, softmax_scale=SCALE)
+    assert out is it.out
+    it.check(out, lse.T.contiguous(), softmax_scale=SCALE)
+    aiter.mla.mla_prefill_ps_fwd(it.q, k, v, it.out, *lists)
+    it.check(it.out, softmax_scale=64**-0.5)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("queries", [1, 2])
+def test_latents_of_a_table(rng, target, queries):
+    """``mla_decode_fwd`` of Triton, as vLLM's ``aiter_triton_mla`` has it."""
+    it = Serving(rng, **LATENT | {"page_size": 16}, lengths_q=(queries,) * 3)
+    table = it.cu_q, it.seqlens_k, 70, it.table, SCALE, 512, 64, True, None, None
+    with on(target):
+        of_triton.mla_decode_fwd(it.q, it.k, it.out, *table)
+    it.check(it.out, softmax_scale=SCALE)
+    if target is None:
+        it = Serving(rng, **LATENT | {"page_size": 16}, **CHUNKS)
+        table = it.cu_q, it.seqlens_k, *table[2:3], it.table, *table[4:]
+        of_triton.mla_prefill_fwd(it.q, it.k, it.out, *table)
+        it.check(it.out, softmax_scale=SCALE)
+        with refused(ValueError, "cu_seqlens_q", "8 queries of each"):
+            of_triton.mla_decode_fwd(it.q, it.k, it.out, *table)
+
+
+def chosen_keys(rng: torch.Generator, rows: int, tokens: int, most: int) -> Tensor:
+    """For each row some tokens, no one twice, with -1 between them; none at all in the first."""
+    chosen = torch.stack([torch.randperm(tokens, generator=rng)[:most] for _ in range(rows)])
+    return chosen.masked_fill(torch.rand(rows, most, generator=rng) < 0.3, -1).index_fill(
+        0, torch.tensor([0]), -1
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("site", ["topk", "lists", "sources", "opus"])
+def test_chosen_keys(rng, target, site):
+    """Sparse latent attention of vLLM and SGLang: of DeepSeek-V3.2 and V4."""
+    is_topk = site == "topk"
+    hdim, rank = (576, 512) if is_topk else (512, 512)
+    q = torch.randn(4, 3, hdim, generator=rng).bfloat16()
+    cache, new = (torch.randn(40, hdim, generator=rng).bfloat16() for _ in "12")
+    chosen, more = chosen_keys(rng, 4, 40, 24), chosen_keys(rng, 4, 40, 7)
+    sink = None if is_topk else torch.randn(3, generator=rng)
+    lists = chosen.flatten().int(), prefix_sums([24] * 4)
+    others = more.flatten().int(), prefix_sums([7] * 4)
+    out = torch.full((4, 3, rank), torch.nan, dtype=torch.bfloat16)
+    with on(target):
+        if is_topk:
+            sparse.unified_attention_sparse_mla(
+                q=q,
+                kv=cache.view(10, 4, 1, hdim),
+                out=out,
+                cu_seqlens_q=prefix_sums([1] * 4),
+                max_seqlen_q=1,
+                seqused_k=prefix_sums([1] * 3),
+                max_seqlen_k=40,
+                softmax_scale=SCALE,
+                topk_indices=chosen.int(),
+                block_table=None,
+                kv_lora_rank=rank,
+            )
+        elif site == "lists":
+            out = sparse.pa_decode_sparse(q, cache, *lists, sink, SCALE)
+        elif site == "sources":
+            extra = {"extra_cache": new, "extra_indices": others[0], "extra_indptr": others[1]}
+            out = sparse.pa_decode_sparse(q, cache, *lists, sink, SCALE, **extra)
+        else:
+            found = aiter.pa_sparse_prefill_opus(q, cache, *lists, new, *others, sink, SCALE, out)
+            assert found is out
+    keys = [cache[each[each >= 0]] for each in chosen]
+    if site in ("sources", "opus"):
+        keys = [torch.cat([x, new[y[y >= 0]]]) for x, y in zip(keys, more, strict=True)]
+    lengths, rows = [len(x) for x in keys], torch.cat(keys)[:, None]
+    starts = [0, 1, 2, 3], prefix_sums(lengths).tolist()[:-1]
+    expected, _ = attention_packed(
+        *(q, rows, rows[..., :rank], [1] * 4, lengths, *starts),
+        softmax_scale=SCALE,
+        sink=sink,
+    )
+    # Parts are rounded before they are put together: once more each.
+    bound = 2**-7 if site in ("sources", "opus") else 2**-8
+    largest = rows.abs().max().item()
+    torch.testing.assert_close(out.double(), expected, rtol=bound, atol=bound * largest)
+
+
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("mla_decode_fwd", {"cp_world_size": 2}),
     ("mla_decode_fwd", {"nhead_kv": 2}),
@@ -375,6 +521,13 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("unified_attention", {"qq_bias": torch.ones(1)}),
     ("unified_attention", {"skip_reduce": True}),
 ]
+PACKED = "mla_decode_fwd_ds32", "mla_v40_decode_fwd", "mla_decode_fwd_v4_nm"
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_latents_with_scales_of_blocks(name):
+    with refused(NotImplementedError, name, "fp8 latents with a scale for each block"):
+        getattr(aiter.mla, name)(torch.ones(1), sm_scale=1.0)
 
 
 @pytest.mark.parametrize(("name", "changes"), REFUSED)

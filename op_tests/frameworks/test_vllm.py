@@ -219,6 +219,31 @@ def test_triton_prefill_of_latents(rng):
     it.check(result[0], result[1].T.contiguous(), softmax_scale=SCALE)
 
 
+def test_decoding_of_latents(rng):
+    """``_aiter_ops.py``, 0002bde560dd9adcabb28b0da32f47d4c020e799: also with the lse."""
+    latent = {"page_size": 1, "heads": (3, 1), "hdim": 576, "rank": 512}
+    it = Serving(rng, **latent)
+    count, splits = jitfmha.aiter.mla.get_meta_param(None, 3, it.indices.numel(), 3, 1, it.q.dtype)
+    _, lse = jitfmha.aiter.mla.mla_decode_fwd(
+        it.q,
+        it.k.view(-1, 1, 1, 576),
+        it.out,
+        it.cu_q,
+        it.indptr,
+        it.indices,
+        it.last_page_lens,
+        1,
+        sm_scale=SCALE,
+        logit_cap=0.0,
+        return_lse=True,
+        q_scale=None,
+        kv_scale=None,
+        num_kv_splits=count,
+        num_kv_splits_indptr=splits,
+    )
+    it.check(it.out, lse.T.contiguous(), softmax_scale=SCALE)
+
+
 def test_sequences_without_pages(rng):
     """The new tokens of ``_forward_with_dcp`` in ``flash_attn.py``, with the lse for a merge."""
     it = Serving(rng, **CHUNKS)
