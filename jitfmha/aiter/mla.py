@@ -41,12 +41,12 @@ from .paged import attend_lists, pages_of_table
 __all__ = [
     "get_meta_param",
     "mla_decode_fwd",
-    "mla_decode_fwd_ds32",
-    "mla_decode_fwd_v4_nm",
     "mla_prefill_fwd",
     "mla_prefill_ps_fwd",
-    "mla_v40_decode_fwd",
 ]
+REFUSED = ("mla_decode_fwd_ds32", "mla_decode_fwd_v4_nm", "mla_v40_decode_fwd")
+"""What is there for the sake of imports, and refuses every call."""
+OFFERED = REFUSED
 
 
 def _attend(

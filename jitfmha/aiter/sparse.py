@@ -8,7 +8,7 @@ one. They end in :func:`jitfmha.mla_absorbed_fwd`, and read nothing from a GPU.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,14 +32,27 @@ from ..problem.checks import check_layout, describe, not_a_tensor, refuse_given
 from .batch_prefill import lists_of_pages
 
 
-def _attend(
-    q: Tensor, latent: Tensor, indices: Tensor, indptr: Tensor, rank: int, **options: Any
-) -> tuple[Tensor, Tensor]:
+class _Keys(NamedTuple):
+    """Rows that are keys and values in one, ``(tokens, n)``, and the lists of them, by name."""
+
+    rows: tuple[str, Tensor]
+    indices: tuple[str, Tensor | None]
+    indptr: tuple[str, Tensor | None]
+
+
+def _attend(q: Tensor, keys: _Keys, rank: int, **options: Any) -> tuple[Tensor, Tensor]:
     """Out and the lse ``(h, rows)`` of queries whose keys the lists name, but for those below 0."""
-    check_layout("kv_indices", int32_vector("kv_indices", indices))
-    check_layout("kv_indptr", int32_vector("kv_indptr", indptr))
+    latent, lists = _rows(*keys.rows, 2), []
+    for name, x in keys[1:]:
+        if x is None:
+            raise ValueError(f"{name} is missing beside {keys.rows[0]} ({describe(latent)})")
+        check_layout(name, int32_vector(name, x))
+        lists.append(x)
+    indices, indptr = lists
     if len(indptr) != len(q) + 1:
-        raise ValueError(f"kv_indptr is {describe(indptr)}; expected one more than {len(q)} rows")
+        raise ValueError(
+            f"{keys.indptr[0]} is {describe(indptr)}; q has {len(q)} rows; expected one more"
+        )
     is_key = indices >= 0
     before = torch.nn.functional.pad(is_key.cumsum(0), (1, 0))
     place = torch.where(is_key, before[:-1], len(indices))
@@ -82,7 +95,7 @@ def _attend_topk(
     refuse_given(topk_indptr=topk_indptr, topk_count=topk_count)
     drop_without_effect(without_effect)
     _rows("q", q, 3)
-    _rows("topk_indices", topk_indices, 2)
+    check_layout("topk_indices", _rows("topk_indices", topk_indices, 2))
     if not isinstance(kv, Tensor) or kv.dim() not in (3, 4) or kv.shape[-2] != 1:
         raise ValueError(f"kv is {describe(kv)}; expected (tokens, 1, n) or (pages, size, 1, n)")
     check_layout("kv", kv)
@@ -92,7 +105,12 @@ def _attend_topk(
     columns = topk_indices.shape[1]
     options = descales_of(q, kv, q_descale=q_descale, k_descale=kv_descale, v_descale=kv_descale)
     found, _ = _attend(
-        *(q, latent, topk_indices.flatten(), starts_in_batch(len(topk_indices), columns, q.device)),
+        q,
+        _Keys(
+            ("kv", latent),
+            ("topk_indices", topk_indices.flatten()),
+            ("q", starts_in_batch(len(topk_indices), columns, q.device)),
+        ),
         as_int("kv_lora_rank", kv_lora_rank),
         softmax_scale=as_softmax_scale(softmax_scale),
         **options,
@@ -127,29 +145,28 @@ def unified_attention_sparse_mla(
 def _attend_lists(
     *,
     q: Tensor,
-    sources: list[tuple[Tensor | None, Tensor | None, Tensor | None]],
+    keys: _Keys,
+    more_keys: _Keys | None,
     attn_sink: Tensor | None,
     softmax_scale: object,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Over all keys of the sources, each rows with lists of them, in one softmax with the sink."""
+    """Over all keys, in one softmax with the sink."""
     _rows("q", q, 3)
-    options = {"softmax_scale": as_softmax_scale(softmax_scale)}
-    sink = as_sink(attn_sink)
-    given = [each for each in sources if each[0] is not None]
-    parts = []
-    for latent, indices, indptr in given:
-        assert latent is not None
-        if indices is None or indptr is None:
-            raise ValueError("rows of keys are given without kv_indices and kv_indptr")
-        own = options | ({"sink": sink} if len(given) == 1 else {})
-        parts.append(_attend(q, _rows("kv", latent, 2), indices, indptr, q.shape[-1], **own))
-    found = parts[0][0]
-    if len(parts) > 1:
-        results = [x.float() for x, _ in parts]
-        sums = [lse.T for _, lse in parts]
+    scale, sink = as_softmax_scale(softmax_scale), as_sink(attn_sink)
+    rank = q.shape[-1]
+    if more_keys is None:
+        found, _ = _attend(q, keys, rank, softmax_scale=scale, sink=sink)
+    else:
+        both = [_attend(q, each, rank, softmax_scale=scale) for each in (keys, more_keys)]
+        results, sums = [x.float() for x, _ in both], [lse.T for _, lse in both]
         if sink is not None:
             # A part without values, of which the sink is the score.
+            check_layout("attn_sink", sink)
+            if sink.shape != sums[0].shape[1:] or sink.dtype != torch.float32:
+                raise ValueError(
+                    f"attn_sink is {describe(sink)}; expected float32 {tuple(sums[0].shape[1:])}"
+                )
             results.append(torch.zeros_like(results[0]))
             sums.append(sink.expand_as(sums[0]))
         combined, _ = flash_attn_combine(torch.stack(results)[:, None], torch.stack(sums)[:, None])
@@ -178,10 +195,12 @@ def _decode(
         raise NotImplementedError("skip_reduce=True is not implemented yet: there are no segments")
     as_flag("has_invalid", has_invalid)
     drop_without_effect(without_effect)
-    sources = [(unified_kv, kv_indices, kv_indptr), (extra_cache, extra_indices, extra_indptr)]
+    lists = ("kv_indices", kv_indices), ("kv_indptr", kv_indptr)
+    extra = ("extra_indices", extra_indices), ("extra_indptr", extra_indptr)
     return _attend_lists(
         q=q,
-        sources=[(_rows("unified_kv", unified_kv, 2), *sources[0][1:]), sources[1]],
+        keys=_Keys(("unified_kv", unified_kv), *lists),
+        more_keys=None if extra_cache is None else _Keys(("extra_cache", extra_cache), *extra),
         attn_sink=attn_sink,
         softmax_scale=softmax_scale,
     )
@@ -230,9 +249,14 @@ def _prefill(
     **others: Any,
 ) -> Tensor:
     as_flag("has_invalid", has_invalid)
-    prefix = _rows("unified_kv", unified_kv, 2), kv_indices_prefix, kv_indptr_prefix
-    extend = kv, kv_indices_extend, kv_indptr_extend
-    return _attend_lists(q=q, sources=[prefix, extend], **others)
+    prefix = ("kv_indices_prefix", kv_indices_prefix), ("kv_indptr_prefix", kv_indptr_prefix)
+    extend = ("kv_indices_extend", kv_indices_extend), ("kv_indptr_extend", kv_indptr_extend)
+    return _attend_lists(
+        q=q,
+        keys=_Keys(("unified_kv", unified_kv), *prefix),
+        more_keys=None if kv is None else _Keys(("kv", kv), *extend),
+        **others,
+    )
 
 
 @ends_in(_prefill, **_OF_ROWS)

@@ -30,9 +30,10 @@ from torch import Tensor
 
 import jitfmha
 from jitfmha import aiter, context_parallel, flash_attn  # noqa: A004
-from jitfmha.aiter import mha_v3, passes
+from jitfmha.aiter import mha_v3, passes, sparse
 from jitfmha.aiter.ops.triton import mha as triton_mha
 from jitfmha.aiter.ops.triton import unified_attention
+from jitfmha.aiter.ops.triton.attention import mla as triton_mla
 from jitfmha.aiter.ops.triton.gluon import mla_gluon, pa_decode_gluon
 from jitfmha.call.dispatch import Explanation
 from jitfmha.flash_attn import bert_padding
@@ -241,6 +242,46 @@ def of_projected(draw: Draw) -> Arguments:
     }
 
 
+def of_projected_at_once(draw: Draw) -> Arguments:
+    made = of_projected(draw)
+    return {name: x for name, x in made.items() if name not in ("splitData", "splitLse")}
+
+
+def of_latents_of_table(draw: Draw) -> Arguments:
+    made = of_latent_pages(draw, decodes=False)
+    lengths = {"cu_seqlens_q": made["qo_indptr"], "seqused_k": made["kv_last_page_lens"]}
+    table: Arguments = {"block_tables": made["kv_indices"][:, None], "max_seqlen_kv": 4}
+    rest: Arguments = {"kv_lora_rank": HDIM, "qk_rope_head_dim": 0, "causal": True}
+    rest["softmax_scale"] = 0.5
+    tensors = {"q": made["q"], "kv_buffer": made["kv_buffer"], "out": made["o"]}
+    return {**tensors, **lengths, **table, **rest, "q_descale": None, "kv_descale": None}
+
+
+def of_splits_of_latents(draw: Draw) -> Arguments:
+    made: Arguments = {"num_kv_splits": None, "bs": 2, "total_kv": 9, "nhead": 16}
+    return made | {"max_seqlen_q": 1, "dtype": torch.bfloat16}
+
+
+def of_chosen(draw: Draw) -> Arguments:
+    """Two queries with chosen keys, of two sources."""
+    rows = {n: randn(draw, 5, HDIM) for n in ("unified_kv", "kv")}
+    tensors = {"q": randn(draw, 2, 3, HDIM), **rows, "attn_sink": torch.zeros(3)}
+    lists = torch.tensor([4, -1, 0], dtype=torch.int32), prefix_sums([2, 1])
+    named = dict(zip(("kv_indices", "kv_indptr"), lists, strict=True))
+    for source in ("prefix", "extend"):
+        named |= {f"{name}_{source}": x for name, x in list(named.items())[:2]}
+    return {**tensors, **named, "softmax_scale": 0.5, "has_invalid": True, "skip_reduce": False}
+
+
+def of_topk(draw: Draw) -> Arguments:
+    tensors = {"q": randn(draw, 2, 3, HDIM), "kv": randn(draw, 5, 1, HDIM)}
+    tensors |= {"out": torch.zeros(2, 3, HDIM, dtype=tensors["q"].dtype)}
+    tensors["topk_indices"] = torch.tensor([[4, -1], [0, 2]], dtype=torch.int32)
+    rest: Arguments = {"softmax_scale": 0.5, "kv_lora_rank": HDIM, "max_seqlen_q": 1}
+    lengths = {"cu_seqlens_q": prefix_sums([1, 1]), "seqused_k": prefix_sums([1])}
+    return {**tensors, **rest, **lengths, "max_seqlen_k": 5, "block_table": None}
+
+
 def of_reduction(draw: Draw) -> Arguments:
     parts = {"partial_output": randn(draw, 8, 2, 5, dtype=torch.float32)}
     parts["partial_lse"] = randn(draw, 8, 2, dtype=torch.float32)
@@ -447,6 +488,21 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[Draw], Arguments]]] = {
         partial(of_paged_attention, is_ragged=True),
     ),
     "aiter.mla.mla_decode_fwd": (aiter.mla.mla_decode_fwd, partial(of_latent_pages, decodes=True)),
+    "aiter.mla.mla_prefill_ps_fwd": (aiter.mla.mla_prefill_ps_fwd, of_projected_at_once),
+    "aiter.mla.get_meta_param": (aiter.mla.get_meta_param, of_splits_of_latents),
+    **{
+        f"aiter.ops.triton.attention.mla.{name}": (getattr(triton_mla, name), of_latents_of_table)
+        for name in ("mla_decode_fwd", "mla_prefill_fwd")
+    },
+    "aiter.pa_sparse_prefill_opus": (aiter.pa_sparse_prefill_opus, of_chosen),
+    **{
+        f"aiter.ops.triton.attention.{name}.{name}": (getattr(sparse, name), some)
+        for name, some in (
+            ("pa_decode_sparse", of_chosen),
+            ("pa_prefill_sparse", of_chosen),
+            ("unified_attention_sparse_mla", of_topk),
+        )
+    },
     "aiter.mla.mla_prefill_fwd": (
         aiter.mla.mla_prefill_fwd,
         partial(of_latent_pages, decodes=False),
@@ -551,7 +607,12 @@ def test_no_public_function_is_forgotten():
         and value.__module__ == context_parallel.__name__
         and not name.startswith("_")
     }
-    functions = {n: value for n, value in named.items() if inspect.isfunction(value)}
+    refusing = [getattr(aiter.mla, name) for name in aiter.mla.REFUSED]
+    functions = {
+        n: value
+        for n, value in named.items()
+        if inspect.isfunction(value) and value not in refusing
+    }
     known = {functions[name] for name in tried & functions.keys()}
     assert {name for name, value in functions.items() if value not in known} == set()
     assert (tried - functions.keys()) == {n for n in subjects if n.startswith("ops.")}

@@ -521,10 +521,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("unified_attention", {"qq_bias": torch.ones(1)}),
     ("unified_attention", {"skip_reduce": True}),
 ]
-PACKED = "mla_decode_fwd_ds32", "mla_v40_decode_fwd", "mla_decode_fwd_v4_nm"
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", aiter.mla.REFUSED)
 def test_latents_with_scales_of_blocks(name):
     with refused(NotImplementedError, name, "fp8 latents with a scale for each block"):
         getattr(aiter.mla, name)(torch.ones(1), sm_scale=1.0)
