@@ -23,6 +23,7 @@ from ..layers.peer_values import (
     descales_of,
     drop_without_effect,
     ends_in,
+    int32_vector,
     written_to,
 )
 from ..problem.arguments import Options
@@ -331,7 +332,7 @@ def _attend_table(
     if as_flag("shuffled_kv_cache", shuffled_kv_cache):
         raise NotImplementedError("shuffled_kv_cache=True is not implemented yet")
     latent = _latent_of(kv_buffer)
-    require_cu_seqlens(cu_seqlens_q=cu_seqlens_q)
+    int32_vector("cu_seqlens_q", cu_seqlens_q)
     # A GPU is not asked for the most queries of a sequence.
     most = q.shape[0] if isinstance(q, Tensor) and q.dim() else 0
     if is_uniform:

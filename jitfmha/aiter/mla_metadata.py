@@ -57,6 +57,17 @@ def get_mla_metadata_info_v1(
         ``(shape, dtype)`` of work_metadata_ptrs, work_indptr, work_info_set, reduce_indptr,
         reduce_final_map and reduce_partial_map.
     """
+    for name, number in (
+        ("batch_size", batch_size),
+        ("max_seqlen_qo", max_seqlen_qo),
+        ("num_head_qo", num_head_qo),
+        ("max_split_per_batch", max_split_per_batch),
+    ):
+        as_int(name, number)
+    for name, dtype in (("q_dtype", q_dtype), ("kv_dtype", kv_dtype)):
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"{name}={dtype!r} is no dtype of torch")
+    as_flag("is_sparse", is_sparse)
     return _buffers(1)
 
 
@@ -73,9 +84,13 @@ def _fill_nothing(
     *,
     work_indptr: Tensor,
     reduce_indptr: Tensor,
+    num_heads_k: object,
+    is_causal: object,
     is_cp_round_robin: object = False,
     **without_effect: Any,
 ) -> None:
+    as_int("num_heads_k", num_heads_k)
+    as_flag("is_causal", is_causal)
     if as_flag("is_cp_round_robin", is_cp_round_robin):
         raise NotImplementedError("is_cp_round_robin=True: keys of others are not known")
     for name in _BUFFERS & without_effect.keys():

@@ -162,11 +162,11 @@ def _attend_lists(
         results, sums = [x.float() for x, _ in both], [lse.T for _, lse in both]
         if sink is not None:
             # A part without values, of which the sink is the score.
+            expected = tuple(sums[0].shape[1:])
+            is_sink = isinstance(sink, Tensor) and sink.dtype == torch.float32
+            if not is_sink or sink.shape != expected:
+                raise ValueError(f"attn_sink is {describe(sink)}; expected float32 {expected}")
             check_layout("attn_sink", sink)
-            if sink.shape != sums[0].shape[1:] or sink.dtype != torch.float32:
-                raise ValueError(
-                    f"attn_sink is {describe(sink)}; expected float32 {tuple(sums[0].shape[1:])}"
-                )
             results.append(torch.zeros_like(results[0]))
             sums.append(sink.expand_as(sums[0]))
         combined, _ = flash_attn_combine(torch.stack(results)[:, None], torch.stack(sums)[:, None])

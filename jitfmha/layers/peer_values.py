@@ -24,6 +24,7 @@ from ..problem.arguments import Options
 from ..problem.checks import check_layout, describe, with_clear_errors
 from ..problem.dtypes import EIGHT_BIT_DTYPES, FP8_NAMES
 from ..problem.mask import INT64_MAX, OPEN_WINDOW
+from ..problem.memory import overlaps_itself
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -255,6 +256,8 @@ def written_to(out: Tensor | None, result: Tensor, output_scale: Tensor | None =
         raise ValueError("out requires grad; what is written to it has no gradient")
     if out.dtype not in (*FP8_NAMES, torch.bfloat16, torch.float16, torch.float32):
         raise TypeError(f"out has dtype {out.dtype}; it must be fp8 (e4m3), bf16, fp16 or fp32")
+    if overlaps_itself(out):
+        raise ValueError(f"out has strides {out.stride()} with which its elements overlap")
     if output_scale is not None:
         if not isinstance(output_scale, Tensor) or output_scale.numel() != 1:
             raise ValueError(
