@@ -131,6 +131,8 @@ AUDIO = BERT | {
 }
 DISTIL = {"dim": 128, "hidden_dim": 32, "n_layers": 2, "n_heads": 2, "vocab_size": VOCABULARY}
 BY_LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
+# By default scores are not scaled, which magnifies what float32 rounds.
+SCALED = {"attention_multiplier": 64**-0.5}
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention"], "block_multiple_of": 32}
 ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ALBERT": ("AlbertModel", "AlbertConfig", BERT | {"embedding_size": 32}),
@@ -143,7 +145,7 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "GLM-4": ("Glm4ForCausalLM", "Glm4Config", DECODER),
     "GPT-BigCode": ("GPTBigCodeForCausalLM", "GPTBigCodeConfig", GPT),
     "GPT-J": ("GPTJForCausalLM", "GPTJConfig", GPT | {"rotary_dim": 16}),
-    "Granite": ("GraniteForCausalLM", "GraniteConfig", WIDE),
+    "Granite": ("GraniteForCausalLM", "GraniteConfig", WIDE | SCALED),
     "Jamba": ("JambaForCausalLM", "JambaConfig", WIDE | ALL_EXPERTS | MAMBA),
     "LFM2": ("Lfm2ForCausalLM", "Lfm2Config", WIDE | CONVOLUTIONS),
     "Mixtral": ("MixtralForCausalLM", "MixtralConfig", DECODER | ALL_EXPERTS),
