@@ -36,6 +36,9 @@ def test_names_that_have_nothing_to_do_with_attention():
         with refused(AttributeError, "gemm_a8w8_CK", "attention functions", "docs/drop_ins.md"):
             by_name.gemm_a8w8_CK  # noqa: B018
         assert not hasattr(by_name, "qr_all_reduce_rmsnorm")
+        from aiter.ops import attention
+
+        assert attention.pa_persistent_fwd is ours.pa_persistent_fwd
         with refused(ImportError, "topk_softmax", "aiter"):
             from aiter import topk_softmax  # noqa: F401
         with refused(ModuleNotFoundError, "aiter.fused_moe", "docs/drop_ins.md"):
