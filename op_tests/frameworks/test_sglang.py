@@ -535,6 +535,7 @@ def test_refused_by_name(rng, name, changes):
     it = Serving(rng, page_size=1)
     valid = {"block_size": 1, "kv_cache_layout": "NHD", "mtp": 1}
     valid |= {"kv_indptr": it.indptr, "kv_page_indices": it.indices}
+    valid |= {"num_heads_k": 1, "is_causal": True}
     parameters = inspect.signature(AITER[name]).parameters.values()
     needed = {x.name: valid.get(x.name, it.k) for x in parameters if x.default is x.empty}
     with refused(NotImplementedError, *changes):
