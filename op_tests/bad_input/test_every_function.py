@@ -217,7 +217,8 @@ def of_tiles(draw: Draw) -> Arguments:
     made: Arguments = {n: prefix_sums([1, 2]) for n in (*BUFFERS, "work_info")}
     made |= {n: prefix_sums([1, 2]) for n in ("seqlens_qo_indptr", "pages_kv_indptr")}
     made |= {"reduce_final_map": torch.zeros(3, 2).int(), "context_lens": prefix_sums([1])}
-    return made | {"gqa_ratio": 1, "num_heads_k": 1, "need_lse": True}
+    made |= {"gqa_ratio": 1, "num_heads_per_head_k": 1, "is_causal": True}
+    return made | {"num_heads_k": 1, "need_lse": True}
 
 
 def of_sizes(draw: Draw) -> Arguments:
