@@ -1,0 +1,342 @@
+"""Configurations of CK's dispatcher as data: rules broken alone, words, and bad input."""
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from refusals import refused
+from untyped import validate_config, validate_specification
+
+import jitfmha
+from jitfmha.ahead.ck_architectures import ck_architectures, hdims_of
+from jitfmha.ahead.combination import CALL_RULES
+from jitfmha.ahead.specification import read_specification
+from jitfmha.ahead.specification_rules import SPECIFICATION_RULES
+from jitfmha.ahead.validate import every_rule
+from jitfmha.amd.chips import Arch
+from jitfmha.kernels.compiled.rules import RULES
+from jitfmha.kernels.compiled.tile_rules import TILE_RULES
+
+OURS = get_args(Arch)
+THEIRS = ("gfx90a", "gfx1100", "gfx1201")
+RULE_NAMES = {rule.name for rule in (*SPECIFICATION_RULES, *CALL_RULES, *RULES, *TILE_RULES)}
+
+SIGNATURE: dict[str, Any] = {"data_type": "fp16", "hdim_q": 64, "hdim_v": 64}
+# A tile of each pipeline that all rules allow, in what follows of gfx942 unless it is named.
+WARP = [32, 32, 16, 32, 32, 16, 16, 16, 16]
+TILE: dict[str, Any] = {
+    "pipeline": "qr",
+    "tile": [128, 64, 32, 64, 32, 64],
+    "wave": [4, 1, 1, 4, 1, 1, 1, 1, 1],
+    "warp": WARP,
+}
+ASYNC = TILE | {"pipeline": "qr_async"}
+PREFILL = {"family": "batch_prefill", "paged_kv": True, "page_size": 16, "mode": "group"}
+APPENDED = {"family": "fwd_appendkv"}
+PAGED = {"family": "fwd_pagedkv", "paged_kv": True, "mode": "group"}
+SPLIT = {"family": "fwd_splitkv"}
+COMBINED = {"family": "fwd_splitkv_combine"}
+BACKWARD = {"family": "bwd_dq_dk_dv"}
+NINE = {"pipeline": "bwd", "tile": [32, 128, 64, 32, 64, 32, 32, 64, 64]}
+WIDE = {"hdim_q": 256, "hdim_v": 256}
+OF_128 = {"hdim_q": 128, "hdim_v": 128}
+
+
+def configuration(
+    signature: dict[str, Any], algorithm: dict[str, Any], arch: str = "gfx942"
+) -> dict[str, Any]:
+    return {"signature": SIGNATURE | signature, "algorithm": TILE | algorithm, "arch": arch}
+
+
+# The rule, what breaks it alone in signature and algorithm, the architecture, what is said.
+BROKEN: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
+    ("family_is_known", {"family": "fwd_magic"}, {}, "gfx942", "'fwd_magic'"),
+    ("words_are_known", {"mask": "diagonal"}, {}, "gfx942", "mask 'diagonal'"),
+    ("words_are_known", {"features": ["magic"]}, {}, "gfx942", "'magic'"),
+    ("data_type_is_known", {"data_type": "fp4"}, {}, "gfx942", "'fp4'"),
+    ("data_type_is_known", {"kv_data_type": "fp4"}, {}, "gfx942", "'fp4'"),
+    ("pipeline_is_known", {}, {"pipeline": "qr_magic"}, "gfx942", "'qr_magic'"),
+    ("workgroups_are_counted", {}, {"block_per_cu": 0}, "gfx942", "block_per_cu 0"),
+    ("workgroups_are_counted", {}, {"num_wave_groups": 0}, "gfx942", "num_wave_groups 0"),
+    ("architecture_has_kernels", {}, {"pipeline": "compiled"}, "gfx90a", "runs on gfx90a"),
+    ("output_follows_the_inputs", {"data_type": "bf8"}, {"pipeline": "compiled"}, "gfx942", "bf8"),
+    (
+        "scales_are_not_of_blocks",
+        {"data_type": "fp8bf16", "qscale": "blockscale"},
+        {"pipeline": "compiled"},
+        "gfx950",
+        "'blockscale'",
+    ),
+    (
+        "keys_are_rotated_as_they_are_appended",
+        {"rope": "half"},
+        {"pipeline": "compiled"},
+        "gfx950",
+        "'half'",
+    ),
+    ("data_type_is_of_the_architecture", {"data_type": "fp8bf16"}, {}, "gfx90a", "'fp8bf16'"),
+    ("data_type_is_of_the_architecture", {"data_type": "fp32"}, {}, "gfx1201", "'fp32'"),
+    ("gradients_have_16_bits", BACKWARD | {"data_type": "fp8"}, NINE, "gfx942", "'fp8'"),
+    ("pipeline_is_of_the_architecture", {}, {"pipeline": "qs"}, "gfx1100", "'qs'"),
+    ("hdims_are_whole_vectors", {"hdim_v": 60}, {}, "gfx942", "hdim_v 60"),
+    ("hdims_of_trload_and_v3", WIDE, {"pipeline": "v3"}, "gfx950", "256x256"),
+    ("soft_cap_excludes_bias", {"logits": True, "bias": "alibi"}, {}, "gfx942", "'alibi'"),
+    ("groups_are_padded", {"mode": "group"}, {"padding": [1, 0, 1, 1]}, "gfx942", "[1, 0, 1, 1]"),
+    ("v_is_row_major", SPLIT | {"vlayout": "col"}, {}, "gfx942", "'c'"),
+    ("pages_are_pages", PREFILL | {"paged_kv": False}, ASYNC, "gfx942", "'batch_prefill'"),
+    ("pages_are_pages", PAGED | {"paged_kv": False}, {"pipeline": "qr_pagedkv"}, "gfx942", "False"),
+    ("pages_are_powers_of_two", PREFILL | {"page_size": 12}, ASYNC, "gfx942", "not 12"),
+    ("mode_is_of_the_family", PREFILL | {"mode": "batch"}, ASYNC, "gfx942", "'batch'"),
+    ("mode_is_of_the_family", APPENDED | {"mode": "group"}, {"pipeline": "appendkv"}, "gfx942", ""),
+    ("pipeline_is_of_the_family", PREFILL, {}, "gfx942", "'qr_async'"),
+    ("pipeline_is_of_the_family", APPENDED, {}, "gfx942", "'appendkv'"),
+    ("pipeline_is_of_the_family", PAGED, {}, "gfx942", "'qr_pagedkv'"),
+    ("pipeline_is_of_the_family", SPLIT, ASYNC, "gfx942", "'qr' or 'qr_nwarp_sshuffle'"),
+    ("tiles_have_all_numbers", {}, {"tile": [128, 64]}, "gfx942", "tile [128, 64] has 2"),
+    ("tiles_have_all_numbers", {}, {"wave": [4]}, "gfx942", "wave [4] has 1"),
+    ("tiles_have_all_numbers", {}, {"warp": [0] * 9}, "gfx942", "warp [0, 0"),
+    ("tiles_have_all_numbers", BACKWARD, {"pipeline": "bwd"}, "gfx942", "has 6 numbers"),
+    (
+        "products_come_in_eights",
+        WIDE,
+        {"tile": [128, 64, 32, 256, 32, 256]},
+        "gfx942",
+        "makes 4 products",
+    ),
+    ("results_are_combined_in_slices", COMBINED, {}, "gfx942", "tile has 64"),
+    (
+        "results_are_combined_in_slices",
+        COMBINED | {"hdim_v": 80},
+        {"tile": [32, 1, 1, 32, 1, 1]},
+        "gfx942",
+        "hdim_v 80",
+    ),
+    ("lds_has_room", {}, {"tile": [256, 384, 64, 64, 32, 64]}, "gfx942", "81920 bytes"),
+    (
+        "lds_has_room",
+        {"hdim_v": 1024},
+        ASYNC,
+        "gfx942",
+        "221184 bytes",
+    ),
+    ("hdim_q_is_whole_columns", {"hdim_q": 72}, {}, "gfx942", "hdim_q 72"),
+    ("hdim_q_is_whole_columns", {"hdim_q": 16}, {}, "gfx942", "hdim_q 16"),
+    ("tiles_are_whole_products", {}, {"tile": [128, 80, 32, 64, 32, 64]}, "gfx942", "[128, 80,"),
+    ("keys_are_copied_evenly", {}, ASYNC | {"tile": [256, 32, 16, 64, 32, 64]}, "gfx942", "1024"),
+    ("tiles_are_those_of_gfx9", {}, {"tile": [32, 64, 32, 64, 32, 64]}, "gfx90a", "32 queries"),
+    ("tiles_are_those_of_gfx9", OF_128, {}, "gfx942", "64 keys"),
+    (
+        "tiles_are_those_of_gfx9",
+        OF_128,
+        ASYNC | {"tile": [256, 128, 32, 128, 32, 128]},
+        "gfx942",
+        "256 queries",
+    ),
+    (
+        "tiles_are_those_of_gfx9",
+        OF_128,
+        {"tile": [128, 128, 64, 128, 32, 128]},
+        "gfx942",
+        "64 columns",
+    ),
+    ("tiles_are_those_of_gfx950", {}, {"pipeline": "qr_async_trload_v3"}, "gfx950", "128 queries"),
+    (
+        "tiles_are_those_of_gfx950",
+        OF_128,
+        {"pipeline": "qr_async_trload", "tile": [128, 128, 32, 128, 32, 128]},
+        "gfx950",
+        "128 keys",
+    ),
+]
+# Of what only an architecture without the pipeline can break.
+WITH_ITS_PIPELINE = {"v3_is_supported", "loads_can_transpose"}
+WARNED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("few_tiles_of_192_with_128", {"hdim_q": 192, "hdim_v": 128, "dropout": True}, {}, "dropout"),
+    ("few_tiles_of_192_with_128", {"hdim_q": 192, "hdim_v": 128, "bias": "alibi"}, {}, "'alibi'"),
+    ("examples_have_row_major_v", {"vlayout": "c"}, {}, "'c'"),
+]
+
+
+@pytest.mark.parametrize(("name", "signature", "algorithm", "arch", "text"), BROKEN)
+def test_a_rule_that_is_broken_alone(name, signature, algorithm, arch, text):
+    result = validate_specification(configuration(signature, algorithm, arch))
+    assert not result.valid
+    assert {rule.name for rule in result.errors} == {name}, result.errors
+    assert text in result.errors[0].reason
+    assert all(rule.source for rule in result.errors)
+
+
+@pytest.mark.parametrize(("name", "signature", "algorithm", "text"), WARNED)
+def test_warnings(name, signature, algorithm, text):
+    result = validate_specification(configuration(signature, algorithm))
+    assert result.valid
+    assert [rule.name for rule in result.warnings] == [name]
+    assert text in result.warnings[0].reason
+
+
+def test_pipelines_that_an_architecture_lacks():
+    algorithm = {"tile": [256, 64, 32, 64, 32, 64]}
+    trload, v3 = (
+        validate_specification(configuration({}, algorithm | {"pipeline": name}))
+        for name in ("qr_async_trload", "v3")
+    )
+    needed = "pipeline_is_of_the_architecture"
+    assert [rule.name for rule in trload.errors] == [needed, "loads_can_transpose"]
+    assert [rule.name for rule in v3.errors] == [needed]
+    assert [rule.name for rule in v3.warnings] == ["v3_is_supported"]
+    for name in ("qr_async_trload", "v3"):
+        there = validate_specification(configuration({}, algorithm | {"pipeline": name}, "gfx950"))
+        assert there == jitfmha.Validation((), ())
+
+
+def test_every_rule_is_broken_here():
+    broken = {name for name, *_ in (*BROKEN, *WARNED)}
+    assert broken | WITH_ITS_PIPELINE == {rule.name for rule in SPECIFICATION_RULES}
+
+
+def test_every_rule_of_theirs_says_what_ours_is():
+    for rule in SPECIFICATION_RULES:
+        assert rule.source
+        assert bool(rule.ours) == (rule.of == "ck"), rule.name
+        if not rule.ours.startswith("no meaning: ") and rule.ours:
+            names = rule.ours.partition(":")[0].partition(", for ")[0].split(", ")
+            assert set(names) <= RULE_NAMES, rule.name
+    assert [rule.name for rule in every_rule()] == [
+        rule.name for rule in (*SPECIFICATION_RULES, *CALL_RULES, *RULES, *TILE_RULES)
+    ]
+
+
+@pytest.mark.parametrize("arch", [*OURS, *THEIRS])
+def test_valid_configurations(arch):
+    """On architectures without kernels of ours there is a warning."""
+    for signature, algorithm in (
+        ({}, {}),
+        ({"mask": "causal", "bias": "elementwise", "lse": True, "dropout": True}, {}),
+        (SPLIT, {}),
+        (PAGED, {"pipeline": "qr_pagedkv"}),
+        (BACKWARD, NINE),
+    ):
+        result = validate_specification(configuration(signature, algorithm, arch))
+        warned = [rule.name for rule in result.warnings]
+        assert result.valid, result.errors
+        assert warned == ([] if arch in OURS else ["architecture_has_kernels"])
+
+
+def test_what_only_ours_refuse_is_a_warning_for_theirs():
+    signature = {"mask": "causal", "mode": "group"}
+    theirs = validate_specification(configuration(signature, {}))
+    ours = validate_specification(configuration(signature, {"pipeline": "compiled"}))
+    assert theirs.valid
+    assert not ours.valid
+    assert theirs.warnings == ours.errors
+    (broken,) = validate_config("gfx942", dtype="fp16", hdim=64, mask=1, mode="gm1")
+    assert ours.errors == (broken,)
+
+
+def test_what_only_theirs_refuse_is_valid_for_ours():
+    signature = {"hdim_q": 60, "logits": True, "bias": "bias", "vlayout": "c"}
+    config = {"signature": SIGNATURE | signature, "arch": "gfx950"}
+    assert validate_specification(config) == jitfmha.Validation((), ())
+
+
+def test_an_architecture_that_nobody_knows():
+    result = validate_specification(configuration({}, {}, "gfx906"))
+    assert [rule.name for rule in result.errors] == ["architecture_is_known"]
+    assert "'gfx906'" in result.errors[0].reason
+
+
+@pytest.mark.parametrize("arch", THEIRS)
+def test_validate_config_of_an_architecture_without_kernels(arch):
+    (broken,) = validate_config(arch)
+    assert (broken.name, arch in broken.reason) == ("architecture_has_kernels", True)
+    with refused(ValueError, arch, "not supported"):
+        jitfmha.warmup(device=arch)
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "texts"),
+    [
+        (7, TypeError, ["a dict", "7"]),
+        ({"arch": "gfx942"}, ValueError, ["no 'signature'"]),
+        ({"signature": SIGNATURE}, ValueError, ["no 'arch'"]),
+        ({"signature": SIGNATURE, "arch": 942}, TypeError, ["arch", "942"]),
+        ({"signature": SIGNATURE, "arch": "gfx942", "tile": 1}, ValueError, ["'tile'", "arch"]),
+        ({"signature": [], "arch": "gfx942"}, TypeError, ["signature", "[]"]),
+        ({"signature": {"hdim_q": 64}, "arch": "gfx942"}, ValueError, ["no 'data_type'"]),
+        (configuration({"hdim": 64}, {}), ValueError, ["'hdim'", "hdim_q"]),
+        (configuration({"hdim_q": "64"}, {}), TypeError, ["signature.hdim_q", "'64'"]),
+        (configuration({"lse": 1}, {}), TypeError, ["signature.lse", "bool", "1"]),
+        (configuration({"page_size": True}, {}), TypeError, ["signature.page_size", "True"]),
+        (configuration({"features": "lse"}, {}), TypeError, ["signature.features", "'lse'"]),
+        (configuration({}, {"tile": "128"}), TypeError, ["algorithm.tile", "'128'"]),
+        (configuration({}, {"tile": ["128"]}), TypeError, ["algorithm.tile", "['128']"]),
+        (configuration({}, {"stages": 2}), ValueError, ["'stages'", "pipeline"]),
+        (configuration({}, {}) | {"profile": True}, TypeError, ["profile", "True"]),
+        (configuration({}, {}) | {"profile": 5}, ValueError, ["5", "ck_default"]),
+        (configuration({}, {}) | {"profile": "flash"}, ValueError, ["'flash'", "flash_fwd"]),
+    ],
+)
+def test_what_is_no_configuration(config, error, texts):
+    with refused(error, *texts):
+        validate_specification(config)
+
+
+@pytest.mark.parametrize(
+    ("words", "meaning"),
+    [
+        ({"mask": "t", "bias": "no_bias"}, {"mask": "top_left"}),
+        ({"mask": "window_generic", "qscale": "no_scale"}, {"mask": "generic"}),
+        ({"bias": "elementwise_bias", "vlayout": "row_major", "rope": "no"}, {"bias": "bias"}),
+    ],
+)
+def test_words_that_mean_the_same(words, meaning):
+    read = [read_specification(configuration(x, {})) for x in (words, meaning)]
+    assert read[0] == read[1]
+
+
+# ---- On the command line -------------------------------------------------------------------------
+
+
+def test_a_file_on_the_command_line(run, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(configuration({"hdim_v": 60}, {})))
+    wrong = run("kernels", "validate", "--config", str(path))
+    assert wrong.code == 1
+    assert "error: hdim_v 60 is no multiple of 8" in wrong.out
+    assert max(map(len, wrong.out.splitlines())) <= 100
+    as_json = run("kernels", "validate", "--config", str(path), "--json")
+    assert as_json.json["valid"] is False
+    assert as_json.json["errors"][0]["name"] == "hdims_are_whole_vectors"
+    path.write_text(json.dumps(configuration({}, {}, "gfx1100")))
+    right = run("kernels", "validate", "--config", str(path))
+    assert right.code == 0
+    assert "warning: nothing here runs on gfx1100" in right.out
+    path.write_text("{")
+    broken = run("kernels", "validate", "--config", str(path))
+    assert (broken.code, str(path) in broken.err) == (2, True)
+
+
+def test_the_table_on_the_command_line(run):
+    listed = run("kernels", "rules")
+    assert [rule["name"] for rule in run("kernels", "rules", "--json").json] == [
+        rule.name for rule in every_rule()
+    ]
+    assert all(f"{rule.name} (of " in listed.out for rule in every_rule())
+    assert max(map(len, listed.out.splitlines())) <= 100
+
+
+def test_the_table_of_the_document():
+    page = Path(__file__).parents[1] / "docs" / "specifications.md"
+    rows = [x for x in page.read_text(encoding="utf-8").splitlines() if x.startswith("| `")]
+    named = {row.split("`")[1]: row for row in rows}
+    for rule in SPECIFICATION_RULES:
+        assert rule.ours in named[rule.name], rule.name
+
+
+def test_architectures_are_whole():
+    known = ck_architectures()
+    assert [*known] == ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"]
+    assert {name for name, x in known.items() if x.supports_trload} == {"gfx950"}
+    assert hdims_of("fp8bf16") == ((64, 64), (128, 128), (192, 128), (256, 256))
+    assert hdims_of("int8bf16") == ()
