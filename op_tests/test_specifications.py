@@ -6,17 +6,22 @@ from typing import Any, get_args
 
 import pytest
 from refusals import refused
-from untyped import validate_config, validate_specification
+from untyped import validate_config, validate_specification, warmup
 
 import jitfmha
+from jitfmha.ahead.build_ahead import plans_ahead
 from jitfmha.ahead.ck_architectures import ck_architectures, hdims_of
 from jitfmha.ahead.combination import CALL_RULES
+from jitfmha.ahead.receipts import RECEIPTS, allows, receipt_named
 from jitfmha.ahead.specification import read_specification
 from jitfmha.ahead.specification_rules import SPECIFICATION_RULES
 from jitfmha.ahead.validate import every_rule
 from jitfmha.amd.chips import Arch
+from jitfmha.call.detection import planned_target
 from jitfmha.kernels.compiled.rules import RULES
 from jitfmha.kernels.compiled.tile_rules import TILE_RULES
+from jitfmha.planning.specification import Signature
+from jitfmha.problem.features import Feature
 
 OURS = get_args(Arch)
 THEIRS = ("gfx90a", "gfx1100", "gfx1201")
@@ -224,13 +229,13 @@ def test_valid_configurations(arch):
 
 
 def test_what_only_ours_refuse_is_a_warning_for_theirs():
-    signature = {"mask": "causal", "mode": "group"}
+    signature = {"paged_kv": True, "page_size": 16}
     theirs = validate_specification(configuration(signature, {}))
     ours = validate_specification(configuration(signature, {"pipeline": "compiled"}))
     assert theirs.valid
     assert not ours.valid
     assert theirs.warnings == ours.errors
-    (broken,) = validate_config("gfx942", dtype="fp16", hdim=64, mask=1, mode="gm1")
+    (broken,) = validate_config("gfx942", dtype="fp16", hdim=64, page_size=16)
     assert ours.errors == (broken,)
 
 
@@ -295,6 +300,179 @@ def test_words_that_mean_the_same(words, meaning):
     assert read[0] == read[1]
 
 
+# ---- Receipts ------------------------------------------------------------------------------------
+
+EIGHT_BITS = {"data_type": "fp8bf16", "hdim_q": 128, "hdim_v": 128}
+FP32 = {"data_type": "fp32", "hdim_q": 48, "hdim_v": 48}
+GROUP = {"mode": "group"}
+# The number, the name, a signature that passes, and changes each of which does not.
+FILTERS: list[tuple[int, str, dict[str, Any], list[dict[str, Any]]]] = [
+    (0, "ck_default", {"bias": "bias"}, [FP32]),
+    (1, "ck_extended", EIGHT_BITS, [FP32]),
+    (
+        *(2, "flash_fwd", {"bias": "alibi", "logits": True}),
+        [{"bias": "bias"}, FP32, BACKWARD, {"vlayout": "c"}, {"qscale": "pertensor"}, COMBINED],
+    ),
+    (3, "flash_bwd", BACKWARD, [{"family": "fwd"}, FP32]),
+    (
+        *(4, "ck_pytorch", BACKWARD | {"bias": "bias"}),
+        [{"bias": "alibi"}, {"logits": True}, {"sink": True}, FP32, {"skip_min_seqlen_q": True}],
+    ),
+    (100, "aiter_batch", EIGHT_BITS, [GROUP, {"hdim_q": 256}, FP32, {"vlayout": "c"}]),
+    (200, "aiter_group", EIGHT_BITS | GROUP | {"hdim_q": 256}, [{"mode": "batch"}, FP32]),
+    (300, "aiter_bwd_batch", BACKWARD, [GROUP, {"family": "fwd"}]),
+    (400, "aiter_bwd_group", BACKWARD | GROUP, [{"mode": "batch"}, FP32]),
+    (600, "aiter_cpp", EIGHT_BITS | GROUP, [{"hdim_q": 256}, {"vlayout": "c"}]),
+    (800, "fp32_all", FP32 | {"dropout": True}, [{"logits": True}, SIGNATURE]),
+    (801, "fp32_min", FP32, [GROUP, {"hdim_v": 64}, {"lse": True}, {"bias": "alibi"}]),
+    (888, "fp8_test", EIGHT_BITS, [{"hdim_q": 256}, SIGNATURE, {"vlayout": "c"}]),
+]
+
+
+@pytest.mark.parametrize(("number", "name", "kept", "changes"), FILTERS)
+def test_what_a_receipt_keeps(number, name, kept, changes):
+    receipt = receipt_named(name)
+    assert receipt is receipt_named(number)
+    assert receipt is receipt_named(str(number))
+    signature = Signature(**SIGNATURE | kept)
+    assert allows(receipt, signature)
+    assert allows(receipt_named("all"), signature)
+    for change in changes:
+        assert not allows(receipt, signature._replace(**change)), change
+    config = configuration(kept, {"pipeline": "compiled"}) | {"profile": number}
+    assert "profile_has_it" not in {rule.name for rule in validate_specification(config).errors}
+    left_out = configuration(kept | changes[0], {"pipeline": "compiled"}) | {"profile": name}
+    (broken,) = (x for x in validate_specification(left_out).errors if x.name == "profile_has_it")
+    assert repr(name) in broken.reason
+
+
+def test_every_receipt_is_here():
+    assert {name for _, name, *_ in FILTERS} | {"all"} == {*RECEIPTS}
+    with refused(ValueError, "'nonsense'", "inference", "'flash_fwd' (2)"):
+        warmup(profile="nonsense")
+    with refused(TypeError, "True"):
+        warmup(profile=True)
+
+
+@pytest.mark.parametrize("device", ["gfx942", "cpu"])
+def test_what_is_built_for_a_receipt(device):
+    target = planned_target(device)
+    parts = {"dtypes": ["bf16"], "hdims": [64]}
+    flash, pytorch = (
+        {name: plan.problem for name, plan in plans_ahead(target, name_of, **parts).items()}
+        for name_of in ("flash_fwd", 4)
+    )
+    assert all(x.direction == "forward" and x.modifiers.bias is None for x in flash.values())
+    assert {Feature.ALIBI, Feature.SOFTCAP, Feature.PAGED_KEYS} <= {
+        feature for x in flash.values() for feature in x.features
+    }
+    assert {x.direction for x in pytorch.values()} == {"forward", "backward"}
+    assert not any("alibi" in name or "softcap" in name for name in pytorch)
+
+
+# ---- Sets of kernels -----------------------------------------------------------------------------
+
+
+def declared(folder: Path, *entries: Any) -> Path:
+    path = folder / "set.json"
+    path.write_text(json.dumps({"kernels": entries}))
+    return path
+
+
+def names_of(path: Path, device: str = "gfx942") -> set[str]:
+    return {*plans_ahead(planned_target(device), None, path)}
+
+
+def test_a_set_of_one_kernel(tmp_path):
+    entry = {"signature": SIGNATURE | BACKWARD | {"hdim_q": 40, "bias": "elementwise"}}
+    assert names_of(declared(tmp_path, entry), "gfx950") == {
+        "fmha_bwd_compiled_hd40x64_fp16_bias_fp16_gm0_gfx950"
+    }
+    assert names_of(declared(tmp_path, entry), "cpu") == {
+        plan.kernel
+        for plan in plans_ahead(
+            *(planned_target("cpu"), None),
+            dtypes=["fp16"],
+            hdims=[(40, 64)],
+            masks=[0],
+            modes=["gm0"],
+            directions=["backward"],
+            features=["bias"],
+        ).values()
+    }
+
+
+def test_wildcards(tmp_path):
+    """A list and "*" are each value alone; what breaks a rule is left out."""
+    everything = {"dropout": "*", "data_type": ["fp16", "bf16"], "hdim_v": "*"}
+    wild = {"signature": SIGNATURE | BACKWARD | everything | {"mask": "*", "mode": "*"}}
+    alone = [
+        {"signature": SIGNATURE | BACKWARD | {"dropout": drops, "data_type": dtype} | of_mode}
+        for drops in (True, False)
+        for dtype in ("fp16", "bf16")
+        for of_mode in ({"mask": mask, "mode": mode} for mask in ("no", "b") for mode in GM)
+    ]
+    expected = names_of(declared(tmp_path, *alone))
+    assert len(expected) >= 16
+    assert names_of(declared(tmp_path, wild)) == expected
+
+
+GM = ("batch", "group")
+
+
+def test_entries_of_architectures_pipelines_and_receipts(tmp_path):
+    wide = {"signature": SIGNATURE}
+    there = declared(tmp_path, wide | {"arch": ["gfx950"]}, wide | {"arch": "gfx1100"})
+    assert names_of(there, "gfx950")
+    with refused(ValueError, str(there), "no kernels for gfx942"):
+        names_of(there, "gfx942")
+    every = names_of(declared(tmp_path, wide))
+    compiled = names_of(declared(tmp_path, wide | {"algorithm": {"pipeline": "compiled"}}))
+    ready = names_of(declared(tmp_path, wide | {"algorithm": {"pipeline": ["ready"]}}))
+    assert compiled
+    assert ready
+    assert every == compiled | ready
+    filtered = {"signature": SIGNATURE | {"bias": "*"}, "profile": "flash_fwd"}
+    named = names_of(declared(tmp_path, filtered))
+    assert any("alibi" in name for name in named)
+    assert not any("bias" in name for name in named)
+
+
+@pytest.mark.parametrize(
+    ("entry", "error", "texts"),
+    [
+        (7, TypeError, ["signature", "7"]),
+        ({"signature": {**SIGNATURE, "hdim": 3}}, ValueError, ["'hdim'"]),
+        ({"signature": {**SIGNATURE, "mask": "diagonal"}}, ValueError, ["'diagonal'"]),
+        ({"signature": {**SIGNATURE, "page_size": "*"}}, ValueError, ["page_size", "'*'"]),
+        ({"signature": SIGNATURE, "arch": "gfx906"}, ValueError, ["'gfx906'", "gfx90a"]),
+        ({"signature": SIGNATURE, "algorithm": {"tile": []}}, ValueError, ["tile", "pipeline"]),
+        ({"signature": SIGNATURE, "algorithm": {"pipeline": "qr"}}, ValueError, ["'qr'"]),
+        ({"signature": {**SIGNATURE, "data_type": "bf8"}}, ValueError, ["'bf8'", "int8bf16"]),
+        ({"signature": SIGNATURE, "profile": 5}, ValueError, ["5", "ck_default"]),
+    ],
+)
+def test_what_is_no_entry(tmp_path, entry, error, texts):
+    path = declared(tmp_path, entry)
+    with refused(error, str(path), *texts):
+        warmup(kernel_set=path, device="gfx942")
+
+
+def test_what_is_no_set(tmp_path, run):
+    path = declared(tmp_path, {"signature": SIGNATURE | {"paged_kv": True}})
+    with refused(ValueError, "block_table", "cu_seqlens_k"):
+        warmup(kernel_set=path, device="gfx942")
+    with refused(ValueError, str(path), "profile has no place"):
+        warmup(kernel_set=path, profile="training")
+    with refused(ValueError, str(path), "hdims has no place"):
+        warmup(kernel_set=path, hdims=[64])
+    path.write_text("[]")
+    with refused(TypeError, str(path), "[]"):
+        warmup(kernel_set=path)
+    asked = run("build", "--set", path, "--dry-run")
+    assert (asked.code, str(path) in asked.err) == (2, True)
+
+
 # ---- On the command line -------------------------------------------------------------------------
 
 
@@ -340,3 +518,11 @@ def test_architectures_are_whole():
     assert {name for name, x in known.items() if x.supports_trload} == {"gfx950"}
     assert hdims_of("fp8bf16") == ((64, 64), (128, 128), (192, 128), (256, 256))
     assert hdims_of("int8bf16") == ()
+
+
+def test_the_receipts_of_the_document():
+    page = Path(__file__).parents[1] / "docs" / "specifications.md"
+    text = page.read_text(encoding="utf-8")
+    for receipt in RECEIPTS.values():
+        row = f"| {receipt.number} | `{receipt.name}` | {receipt.keeps} |"
+        assert receipt.number is None or row in text

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..planning.specification import Signature
+from ..problem.dtypes import FP8_NAMES
 from ..problem.mask import CAUSAL_MASK, NO_MASK, Mask
 from .ck_architectures import hdims_of
-from .profiles import PLAIN, Dtypes, Features, Subset
+from .profiles import PLAIN, PROFILES, Dtypes, Features, Subset
 from .specification import BACKWARD_FAMILIES, FORWARD_FAMILIES
 
 _SOURCE = "CK's dispatcher, dispatcher/codegen/fmha/validation.py: PROFILES"
@@ -156,21 +157,28 @@ _OF_NUMBERS = {receipt.number: receipt for receipt in _RECEIPTS if receipt.numbe
 def receipt_named(name: str | int) -> Receipt:
     """The receipt of that name or number.
 
-    Raises ``ValueError`` where there is none.
+    Raises ``TypeError`` or ``ValueError`` where there is none.
     """
+    if isinstance(name, bool) or not isinstance(name, (str, int)):
+        raise TypeError(f"profile is {name!r}; use {_known()}")
     number = int(name) if isinstance(name, str) and name.isdecimal() else name
     found = _OF_NUMBERS.get(number) if isinstance(number, int) else RECEIPTS.get(number)
     if found is None:
-        known = ", ".join(f"{x.name!r} ({x.number})" for x in _RECEIPTS[:-1])
-        raise ValueError(f"receipt {name!r} is not known; there are {known} and 'all'")
+        raise ValueError(f"profile is {name!r}; use {_known()}")
     return found
+
+
+def _known() -> str:
+    numbered = ", ".join(f"{x.name!r} ({x.number})" for x in _RECEIPTS if x.number is not None)
+    return f"{', '.join(map(repr, PROFILES))}, or a receipt: {numbered} or 'all'"
 
 
 # ---- What receipts choose from -------------------------------------------------------------------
 
 _WINDOW = Mask(left=128, right=0)
 _MASKS = (NO_MASK, CAUSAL_MASK, _WINDOW)
-_FP8: tuple[Dtypes, ...] = (("fp8_e4m3fnuz",) * 2, ("fp8_e4m3fn",) * 2)
+# Of which a chip has one.
+_FP8: tuple[Dtypes, ...] = tuple((dtype, dtype) for dtype in FP8_NAMES.values())
 _FEATURES: tuple[Features, ...] = (
     *(PLAIN, ("bias",), ("alibi",), ("softcap",), ("dropout",)),
     *(("bias", "dropout"), ("alibi", "dropout"), ("alibi", "softcap")),

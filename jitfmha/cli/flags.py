@@ -313,9 +313,12 @@ def _add_build(commands: Any) -> None:
     flag(
         "--profile",
         metavar="NAME",
-        help="a named set of combinations: inference, training, flash-attn, aiter or pytorch; the "
-        "flags below take the place of what it has of the same",
+        help="a named set of combinations: inference, training, flash-attn, aiter or pytorch; or a "
+        "receipt of CK's by name or number, as flash_fwd or 2; the flags below take the place of "
+        "what it has of the same",
     )
+    declared = "a file that declares what is built, in place of the profile and its flags"
+    flag("--set", type=_file, metavar="FILE.json", help=declared)
     dtypes = (
         "as bf16, or of q and of k and v as bf16,fp8_e4m3fn (default: those of fp32, bf16 and fp16 "
         "that the device serves)"
