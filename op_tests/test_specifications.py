@@ -1,27 +1,39 @@
 """Configurations of CK's dispatcher as data: rules broken alone, words, and bad input."""
 
 import json
+import random
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 from refusals import refused
-from untyped import validate_config, validate_specification, warmup
+from untyped import explain, validate_config, validate_specification, warmup
 
 import jitfmha
 from jitfmha.ahead.build_ahead import plans_ahead
 from jitfmha.ahead.ck_architectures import ck_architectures, hdims_of
-from jitfmha.ahead.combination import CALL_RULES
+from jitfmha.ahead.combination import (
+    CALL_RULES,
+    NAMED_FEATURES,
+    Combination,
+    check_combination,
+)
 from jitfmha.ahead.receipts import RECEIPTS, allows, receipt_named
+from jitfmha.ahead.registry import ListedKernel, every_kernel, has_key
 from jitfmha.ahead.specification import read_specification
 from jitfmha.ahead.specification_rules import SPECIFICATION_RULES
 from jitfmha.ahead.validate import every_rule
 from jitfmha.amd.chips import Arch
 from jitfmha.call.detection import planned_target
+from jitfmha.call.dispatch import explain_problem, plans_for
 from jitfmha.kernels.compiled.rules import RULES
 from jitfmha.kernels.compiled.tile_rules import TILE_RULES
 from jitfmha.planning.specification import Signature
 from jitfmha.problem.features import Feature
+from jitfmha.problem.mask import CAUSAL_MASK, NO_MASK, Mask
+from jitfmha.problem.problem import Problem
 
 OURS = get_args(Arch)
 THEIRS = ("gfx90a", "gfx1100", "gfx1201")
@@ -471,6 +483,117 @@ def test_what_is_no_set(tmp_path, run):
         warmup(kernel_set=path)
     asked = run("build", "--set", path, "--dry-run")
     assert (asked.code, str(path) in asked.err) == (2, True)
+
+
+# ---- Keys and stages -----------------------------------------------------------------------------
+
+
+@cache
+def kernels_of(arch: Arch) -> tuple[ListedKernel, ...]:
+    return tuple(every_kernel(arch))
+
+
+def drawn_problem(drawn: random.Random) -> Problem:
+    """Of a call with random features, some of which no call can have together."""
+    is_paged = drawn.random() < 0.2
+    dtype = drawn.choice(("bf16", "bf16", "fp16", "fp32", "int8"))
+    features = {x for x in NAMED_FEATURES.values() if drawn.random() < 0.1} - {Feature.PAGED_KEYS}
+    heads = drawn.choice(((8, 8), (8, 2)))
+    combination = Combination(
+        *(dtype, dtype, drawn.choice((40, 64, 128, 192, 300)), drawn.choice((64, 128, 400))),
+        mask=drawn.choice((NO_MASK, CAUSAL_MASK, Mask(left=40, right=3))),
+        mode="gm1" if is_paged else drawn.choice(("gm0", "gm1")),
+        direction=drawn.choice(("forward", "forward", "backward")),
+        features=frozenset(features | ({Feature.PAGED_KEYS} if is_paged else set())),
+        num_splits=drawn.choice((0, 0, 0, 1, 3)),
+        batch=drawn.choice((1, 4)),
+        heads_q=heads[0],
+        heads_k=heads[1],
+        seqlen_q=drawn.choice((1, 16, 300, 4000)),
+        seqlen_k=drawn.choice((64, 300, 40000)),
+    )
+    check_combination(combination)
+    return combination.problem()
+
+
+@pytest.mark.sample("number", range(2000), 60)
+def test_a_key_is_that_of_a_listed_kernel(seed, number):
+    """And a valid configuration; with another tile it is none."""
+    drawn = random.Random(seed)
+    arch = drawn.choice(OURS)
+    target = planned_target(arch)
+    try:
+        explanation = explain_problem(drawn_problem(drawn), target).to_dict()
+    except (TypeError, ValueError, NotImplementedError):
+        return  # such a call cannot be
+    key = explanation["key"]
+    if key is None:
+        return
+    assert any(has_key(kernel, key) for kernel in kernels_of(arch)), key
+    assert json.loads(json.dumps(key))["arch"] == arch
+    result = validate_specification(key)
+    assert result.valid, result.errors
+    odd = key | {"algorithm": key["algorithm"] | {"tile": (7, *key["algorithm"]["tile"][1:])}}
+    if not key["signature"]["family"].startswith("fwd"):
+        (broken,) = validate_specification(odd).errors
+        assert (broken.name, "[7, " in broken.reason) == ("kernel_is_listed", True)
+    assert explanation["kernel"] in {stage["kernel"] for stage in explanation["stages"]} or (
+        key["signature"]["family"] == "bwd_dq_dk_dv"
+    )
+
+
+def stages_of(*shapes: tuple[int, ...], device: str = "gfx942", **options: Any) -> list[str]:
+    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
+    explained = explain(*tensors, device=device, **options)
+    said = str(explained)
+    stages = explained.to_dict()["stages"]
+    for stage in stages:
+        assert (len(stages) > 1) == (f"stage    {stage['family']}: {stage['kernel']}" in said)
+    return [stage["family"] for stage in stages]
+
+
+def test_stages_of_forward():
+    few, many, keys = (1, 1, 8, 128), (4, 4096, 8, 128), (1, 65536, 8, 128)
+    parts = ["fwd_splitkv", "fwd_splitkv_combine"]
+    assert stages_of(few, keys, keys) == parts
+    assert stages_of(few, keys, keys, num_splits=1) == ["fwd"]
+    assert stages_of(many, many, many) == ["fwd"]
+    assert stages_of((1, 1, 8, 80), *((1, 65536, 8, 80),) * 2) == parts
+    assert stages_of((1, 1, 8, 80), *((1, 65536, 8, 80),) * 2, num_splits=3) == parts
+    assert stages_of(few, keys, keys, device="cpu") == ["fwd"]
+
+
+def test_stages_of_work_that_is_listed():
+    combination = Combination(
+        *("bf16", "bf16", 80, 80), mode="gm1", batch=8, heads_q=8, heads_k=8, seqlen_q=8192
+    )
+    problem = combination._replace(seqlen_k=8192).problem()
+    plans = plans_for(problem._replace(unevenness=(9, 9)), planned_target("gfx950"))
+    (listed,) = (plan for plan in plans if plan.kernel.endswith("_listed_gm1_gfx950"))
+    assert [str(stage) for stage in listed.stages()] == [
+        f"fwd_list: {listed.kernel}_list",
+        f"fwd: {listed.kernel}",
+        f"fwd_splitkv_combine: {listed.kernel}_combine, of blocks that are cut",
+    ]
+
+
+@pytest.mark.parametrize("arch", OURS)
+def test_stages_of_backward(arch):
+    stages: dict[str, list[str]] = {}
+    combination = Combination("bf16", "bf16", 64, 64, direction="backward", seqlen_q=512)
+    for plan in plans_for(combination._replace(seqlen_k=512).problem(), planned_target(arch)):
+        stages[plan.family] = [stage.family for stage in plan.stages()]
+        assert len({stage.kernel for stage in plan.stages()}) == len(plan.stages())
+    assert stages == {
+        "ready": ["bwd_dot_do_o", "bwd_dq_dk_dv", "bwd_convert_dq"],
+        "compiled": ["bwd_dq_dk_dv"] * 2,
+    }
+
+
+def test_kernels_of_an_architecture(run):
+    listed = run("kernels", "list", "--arch", "gfx942", "--json").json["gfx942"]
+    assert [x["name"] for x in listed["kernels"]] == [x.name for x in kernels_of("gfx942")]
+    assert {x["key"]["algorithm"]["pipeline"] for x in listed["kernels"]} == {"ready", "compiled"}
 
 
 # ---- On the command line -------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from ..problem.problem import Direction, Mode
 from .ck_architectures import ck_architectures
 from .combination import CALL_RULES, NAMED_FEATURES, TORCH_DTYPES, Combination, Layout, known
 from .receipts import allows, receipt_named
+from .registry import every_kernel, has_key
 from .specification import Specification, combination_of, read_specification
 from .specification_rules import (
     OUR_PIPELINES,
@@ -110,7 +111,7 @@ def validate_specification(config: Mapping[str, Any]) -> Validation:
     errors = _missing_of_profile(specification)
     of_ours = (*broken("ours"), *_broken_by_call(specification))
     if specification.algorithm.pipeline in OUR_PIPELINES:
-        return Validation((*errors, *of_ours), ())
+        return Validation((*errors, *(of_ours or _unlisted(specification))), ())
     return Validation((*errors, *broken("ck")), (*broken("ck", warns=True), *of_ours))
 
 
@@ -125,6 +126,19 @@ def _missing_of_profile(specification: Specification) -> tuple[BrokenRule, ...]:
         return ()
     reason = f"profile {receipt.name!r} leaves the configuration out: {receipt.keeps}"
     return (BrokenRule("profile_has_it", reason, receipt.source),)
+
+
+def _unlisted(specification: Specification) -> tuple[BrokenRule, ...]:
+    """Complain about a tile that no kernel has, where a tile is named."""
+    signature, algorithm, arch, _ = specification
+    key = {"signature": signature._asdict(), "algorithm": algorithm._asdict(), "arch": arch}
+    if not (algorithm.tile and is_arch(arch)) or any(has_key(x, key) for x in every_kernel(arch)):
+        return ()
+    reason = (
+        f"pipeline {algorithm.pipeline!r} has no kernel with tile {list(algorithm.tile)} for this "
+        f"signature; `python -m jitfmha kernels list --json` has all"
+    )
+    return (BrokenRule("kernel_is_listed", reason, "jitfmha/ahead/registry.py"),)
 
 
 def _broken_by_call(specification: Specification) -> tuple[BrokenRule, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ..ahead.ck_architectures import CkArchitecture, ck_architectures
+from ..ahead.registry import every_kernel
 from ..ahead.specification_rules import why_nothing_runs_on
 from ..ahead.validate import BrokenRule, every_rule, validate_config, validate_specification
 from ..amd.chips import Arch, architecture, chip, is_arch
@@ -111,6 +112,7 @@ def _facts_of_ours(arch: Arch) -> dict[str, Any]:
             tile._asdict() | {"dtypes": list(tile.dtypes), "threads": tile.threads}
             for tile in data.tiles
         ],
+        "kernels": [kernel._asdict() for kernel in every_kernel(arch)],
         "waves_of_simd": [row._asdict() for row in data.simd_waves],
         "ready": [_of_row(str(tree), row) for tree in trees for row in tree.forward.rows],
     }

@@ -6,6 +6,7 @@ fields do not say of a call of ours stands in ``kv_data_type`` and ``features``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..problem.features import Feature
@@ -83,6 +84,37 @@ class Algorithm(NamedTuple):
     max_splits_log2: int = 0
     max_seq_len_q: int = 0
     use_trload: bool = False
+
+
+class Stage(NamedTuple):
+    """One kernel of those that a call launches one after the other.
+
+    Attributes:
+        family: CK's name for what it does, or "fwd_list" where it lists the work of the next one.
+        condition: of its launch, where that is not certain; a part of a sentence.
+    """
+
+    family: str
+    kernel: str
+    algorithm: Algorithm
+    condition: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.family}: {self.kernel}{f', {self.condition}' if self.condition else ''}"
+
+
+_BESIDE_RESULTS = frozenset({"fwd_list", "bwd_dot_do_o"})
+
+
+def key_of(problem: Problem, stages: Sequence[Stage], arch: str) -> dict[str, Any]:
+    """The configuration of the kernel that makes the results, of those that serve a problem."""
+    main = next(stage for stage in stages if stage.family not in _BESIDE_RESULTS)
+    signature = signature_of(problem, main.family)
+    return {
+        "signature": signature._asdict(),
+        "algorithm": main.algorithm._asdict(),
+        "arch": arch,
+    }
 
 
 def data_type_of(dtype: str) -> str:
