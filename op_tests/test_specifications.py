@@ -443,6 +443,7 @@ def test_entries_of_architectures_pipelines_and_receipts(tmp_path):
     ready = names_of(declared(tmp_path, wide | {"algorithm": {"pipeline": ["ready"]}}))
     assert compiled
     assert ready
+    assert compiled.isdisjoint(ready)
     assert every == compiled | ready
     filtered = {"signature": SIGNATURE | {"bias": "*"}, "profile": "flash_fwd"}
     named = names_of(declared(tmp_path, filtered))
