@@ -31,7 +31,9 @@ if TYPE_CHECKING or not _is_command_line():
 
 if TYPE_CHECKING:
     from .ahead.validate import BrokenRule as BrokenRule
+    from .ahead.validate import Validation as Validation
     from .ahead.validate import validate_config as validate_config
+    from .ahead.validate import validate_specification as validate_specification
     from .ahead.warm_up import WarmedLauncher as WarmedLauncher
     from .ahead.warm_up import warmup as warmup
     from .aiter import fmha_v3_bwd as fmha_v3_bwd
@@ -80,7 +82,9 @@ _NAMES = {
     ".layers.mla": ("mla_absorbed_fwd", "mla_fwd"),
     ".layers.split_keys": ("flash_attn_combine", "mha_fwd_splitkv"),
     ".integrations.stand_in": ("install_as",),
-    ".ahead.validate": ("BrokenRule", "validate_config"),
+    ".ahead.validate": (
+        *("BrokenRule", "Validation", "validate_config", "validate_specification"),
+    ),
     ".ahead.warm_up": ("WarmedLauncher", "warmup"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -13,6 +13,7 @@ from subprocesses import run_python
 
 import jitfmha
 from jitfmha import jit
+from jitfmha.amd.chips import is_arch
 from jitfmha.bench import SUITES, cpu, decode_loop, over_sdpa, suite
 from jitfmha.bench.first_call import first_call
 from jitfmha.bench.report import Report, Row
@@ -110,7 +111,7 @@ def imported_by(*argv: str) -> set[str]:
         (("build", "--profile", "nonsense"), "'nonsense'"),
         (("build", "--features", "magic"), "'magic'"),
         (("kernels",), "action"),
-        (("kernels", "list", "--arch", "gfx90a"), "gfx90a"),
+        (("kernels", "list", "--arch", "gfx906"), "gfx906"),
         (("kernels", "validate", "--dtype", "fp4"), "'fp4'"),
         (("kernels", "validate", "--mask", "diagonal"), "mask='diagonal'"),
         (("kernels", "validate", "--heads", "-8"), "heads=-8"),
@@ -141,15 +142,20 @@ def test_kernels_list(run):
     facts = run("kernels", "list", "--json").json
     assert listed.code == 0
     assert max(map(len, listed.out.splitlines())) <= 100
-    assert list(facts) == ["gfx942", "gfx950"]
+    assert list(facts) == ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"]
     for arch, of_arch in facts.items():
+        assert of_arch["ck"]["supported_pipelines"][0] == "qr"
+        if not is_arch(arch):
+            assert list(of_arch) == ["ck"]
+            assert f"nothing here runs on {arch}" in run("kernels", "list", "--arch", arch).out
+            continue
         table = tile_table(arch)
         assert [row["line"] for row in of_arch["compiled"]] == [tile.line for tile in table.tiles]
         assert all(row["tree"] and row["threads"] for row in of_arch["ready"])
         assert {"alibi", "backward", "paged_keys"} <= set(of_arch["features"])
         only = run("kernels", "list", "--arch", arch).out
         assert only in listed.out
-        assert f"data types  {', '.join(row.dtype for row in table.elements)}" in only
+        assert f"data types       {', '.join(row.dtype for row in table.elements)}" in only
 
 
 def test_kernels_validate(run):

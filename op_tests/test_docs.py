@@ -93,7 +93,7 @@ def test_the_pages_name_everything_there_is():
     functions = (_ROOT / "docs" / "functions.md").read_text(encoding="utf-8")
     errors = {name for name in jitfmha.__all__ if name.endswith(("Error", "NotFound"))}
     # What functions return is described with these.
-    results = {"AttentionCache", "BrokenRule", "WarmedLauncher", "__version__"}
+    results = {"AttentionCache", "BrokenRule", "Validation", "WarmedLauncher", "__version__"}
     packed = {f"flash_attn_{x}_func" for x in ("qkvpacked", "kvpacked")}
     packed |= {f"flash_attn_varlen_{x}_func" for x in ("qkvpacked", "kvpacked")}
     documented = set(re.findall(r"\w+", functions))

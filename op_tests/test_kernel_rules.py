@@ -171,7 +171,7 @@ def test_every_broken_rule_is_told():
         *values(ValueError, direction=["sideways"], layout=["dhsb"]),
         *values(TypeError, arch=[None], kv_dtype=[torch.int8], hdim=[64.0], heads=[True]),
         *values(TypeError, features=["bias"], num_splits=["2"]),
-        ({"arch": "gfx90a"}, ValueError, ["arch", "'gfx90a'", "gfx950"]),
+        ({"arch": "gfx906"}, ValueError, ["arch", "'gfx906'", "gfx950"]),
         ({"dtype": "float8"}, ValueError, ["dtype", "'float8'", "fp8_e4m3fn"]),
         ({"features": ["magic"]}, ValueError, ["features", "'magic'", "alibi"]),
         ({"features": ["bias", "boolean_bias"]}, ValueError, ["boolean_bias", "one bias"]),

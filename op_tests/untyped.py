@@ -21,4 +21,5 @@ mha_fwd_splitkv: Any = jitfmha.mha_fwd_splitkv
 mla_absorbed_fwd: Any = jitfmha.mla_absorbed_fwd
 mla_fwd: Any = jitfmha.mla_fwd
 validate_config: Any = jitfmha.validate_config
+validate_specification: Any = jitfmha.validate_specification
 warmup: Any = jitfmha.warmup

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from os import PathLike
 from typing import Any, TypeVar, get_args
 
 import torch
 
 from ..call.dispatch import plans_for
 from ..planning.plan import Plan
-from ..planning.target import Target
+from ..planning.specification import signature_of
+from ..planning.target import AmdTarget, Target
 from ..problem.dtypes import DTYPE_NAMES
 from ..problem.mask import parse_mask
 from ..problem.problem import MAX_HDIM, MOST_UNEVEN, Direction, Mode, Problem
 from .combination import NAMED_FEATURES, TORCH_DTYPES, Combination, check_combination, known
+from .kernel_set import entries_of
 from .profiles import DEFAULT, PROFILES, Dtypes, Features, Subset
+from .receipts import UNIVERSE, Receipt, allows, receipt_named
 
 _T = TypeVar("_T")
 
@@ -24,7 +28,10 @@ _FULL_TILE = 256  # of queries, as long prompts have
 
 
 def plans_ahead(
-    target: Target, profile: str | None, **parts: Iterable[Any] | None
+    target: Target,
+    profile: str | int | None,
+    kernel_set: str | PathLike[str] | None = None,
+    **parts: Iterable[Any] | None,
 ) -> dict[str, Plan]:
     """The plans for every combination on ``target``, by the names of their kernels.
 
@@ -35,27 +42,50 @@ def plans_ahead(
         for name, values in parts.items()
         if values is not None
     }
-    subsets = [subset._replace(**given) for subset in _subsets(profile)]
-    return _plans(subsets, target, _may_be_left_out(profile, given))
+    if kernel_set is not None:
+        for name in [*(("profile",) if profile is not None else ()), *given]:
+            raise ValueError(f"kernel_set {kernel_set} says what is built; {name} has no place")
+        return _plans_of_set(kernel_set, target)
+    subsets, receipt = _chosen(profile)
+    combinations = (x for each in subsets for x in combinations_of(each._replace(**given)))
+    if receipt is not None:
+        kept = receipt
+        combinations = (x for x in combinations if allows(kept, signature_of(x.problem())))
+    return _plans(combinations, target, _may_be_left_out(profile, given))
 
 
-def _subsets(profile: object) -> tuple[Subset, ...]:
+def _chosen(profile: str | int | None) -> tuple[tuple[Subset, ...], Receipt | None]:
+    """What is built for a profile, and the receipt that it is filtered by."""
     if profile is None:
-        return DEFAULT
-    return PROFILES[known("profile is", profile, tuple(PROFILES))]
+        return DEFAULT, None
+    if isinstance(profile, str) and profile in PROFILES:
+        return PROFILES[profile], None
+    return UNIVERSE, receipt_named(profile)
+
+
+def _plans_of_set(kernel_set: str | PathLike[str], target: Target) -> dict[str, Plan]:
+    plans: dict[str, Plan] = {}
+    for entry in entries_of(kernel_set, target.arch if isinstance(target, AmdTarget) else "cpu"):
+        may_be_left_out = _ANY_ERROR if entry.has_wildcards else ()
+        found = _plans(entry.combinations, target, may_be_left_out)
+        plans |= {name: plan for name, plan in found.items() if plan.family in entry.pipelines}
+    return plans
+
+
+_ANY_ERROR = NotImplementedError, TypeError, ValueError
 
 
 def _may_be_left_out(
-    profile: str | None, given: Mapping[str, object]
+    profile: str | int | None, given: Mapping[str, object]
 ) -> tuple[type[Exception], ...]:
     """The errors of combinations that nobody asked for one by one."""
     if profile is not None:
-        return NotImplementedError, TypeError, ValueError
+        return _ANY_ERROR
     return () if given.keys() >= {"dtypes", "hdims"} else (NotImplementedError,)
 
 
 def _plans(
-    subsets: Iterable[Subset], target: Target, left_out: tuple[type[Exception], ...]
+    combinations: Iterable[Combination], target: Target, left_out: tuple[type[Exception], ...]
 ) -> dict[str, Plan]:
     """The plans of all families for all combinations, by the names of their kernels.
 
@@ -63,7 +93,7 @@ def _plans(
     """
     plans: dict[str, Plan] = {}
     unserved: Exception | None = None
-    for combination in itertools.chain.from_iterable(map(combinations_of, subsets)):
+    for combination in combinations:
         try:
             check_combination(combination)
             found = [x for problem in _problems(combination) for x in plans_for(problem, target)]

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, cast, get_args
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, cast, get_args
 
-from ..amd.chips import Arch
+from ..amd.chips import is_arch
 from ..kernels.compiled.rules import RULES
+from ..kernels.compiled.tile_rules import TILE_RULES
 from ..problem.checks import check_ints
 from ..problem.features import Feature
 from ..problem.mask import parse_mask
 from ..problem.problem import Direction, Mode
+from .ck_architectures import ck_architectures
 from .combination import CALL_RULES, NAMED_FEATURES, TORCH_DTYPES, Combination, Layout, known
+from .receipts import allows, receipt_named
+from .registry import every_kernel, has_key
+from .specification import Specification, combination_of, read_specification
+from .specification_rules import (
+    OUR_PIPELINES,
+    SPECIFICATION_RULES,
+    architecture_has_kernels,
+    why_nothing_runs_on,
+)
 
 
 class BrokenRule(NamedTuple):
@@ -26,6 +37,113 @@ class BrokenRule(NamedTuple):
     name: str
     reason: str
     source: str
+
+
+class Validation(NamedTuple):
+    """What is wrong with a configuration, and what there is to know about it."""
+
+    errors: tuple[BrokenRule, ...]
+    warnings: tuple[BrokenRule, ...]
+
+    @property
+    def valid(self) -> bool:
+        return not self.errors
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain values, for JSON."""
+        lists = {name: [x._asdict() for x in rules] for name, rules in self._asdict().items()}
+        return {"valid": self.valid, **lists}
+
+
+class ListedRule(NamedTuple):
+    """A rule of the table.
+
+    Attributes:
+        of: whose kernels it is about: "every", "ck" or "ours".
+        ours: of a rule of CK's, what is there of it for ours.
+    """
+
+    name: str
+    of: str
+    source: str
+    ours: str = ""
+
+
+def every_rule() -> tuple[ListedRule, ...]:
+    """The table of all rules, which say what kernels can be had."""
+    of_calls = (ListedRule(x.name, "ours", x.source) for x in (*CALL_RULES, *RULES, *TILE_RULES))
+    specific = (ListedRule(x.name, x.of, x.source, x.ours) for x in SPECIFICATION_RULES)
+    return (*specific, *of_calls)
+
+
+def validate_specification(config: Mapping[str, Any]) -> Validation:
+    """Every rule that a configuration of CK's dispatcher breaks.
+
+    Args:
+        config: ``{"signature": {...}, "algorithm": {...}, "arch": ...}`` with the fields of CK's
+            dispatcher: of "signature" "data_type", "hdim_q" and "hdim_v" are needed, and
+            "algorithm" may be missing. Where its "pipeline" is one of CK's, CK's rules are errors,
+            and what stands in the way of our own kernels are warnings; where it is "compiled",
+            the default, "ready" or "aiter", our rules are errors. With "profile", a receipt's name
+            or number, the configuration has to be one of the receipt's.
+
+    Raises:
+        TypeError, ValueError: it is no configuration, or has a field that is not known.
+    """
+    specification = read_specification(config)
+    arch = ck_architectures().get(specification.arch)
+    if arch is None:
+        known_ones = ", ".join(ck_architectures())
+        reason = f"arch {specification.arch!r} is none of {known_ones}"
+        return Validation((BrokenRule("architecture_is_known", reason, _ARCHITECTURES),), ())
+
+    def broken(*of: str, warns: bool = False) -> tuple[BrokenRule, ...]:
+        return tuple(
+            BrokenRule(rule.name, text, rule.source)
+            for rule in SPECIFICATION_RULES
+            if rule.of in of and rule.is_warning == warns
+            for text in rule.complaints(specification.signature, specification.algorithm, arch)
+        )
+
+    errors = broken("every")
+    if errors:
+        return Validation(errors, ())  # others take for granted that words are known
+    errors = _missing_of_profile(specification)
+    of_ours = (*broken("ours"), *_broken_by_call(specification))
+    if specification.algorithm.pipeline in OUR_PIPELINES:
+        return Validation((*errors, *(of_ours or _unlisted(specification))), ())
+    return Validation((*errors, *broken("ck")), (*broken("ck", warns=True), *of_ours))
+
+
+_ARCHITECTURES = "jitfmha/ahead/architectures.json"
+
+
+def _missing_of_profile(specification: Specification) -> tuple[BrokenRule, ...]:
+    if specification.profile is None:
+        return ()
+    receipt = receipt_named(specification.profile)
+    if allows(receipt, specification.signature):
+        return ()
+    reason = f"profile {receipt.name!r} leaves the configuration out: {receipt.keeps}"
+    return (BrokenRule("profile_has_it", reason, receipt.source),)
+
+
+def _unlisted(specification: Specification) -> tuple[BrokenRule, ...]:
+    """Complain about a tile that no kernel has, where a tile is named."""
+    signature, algorithm, arch, _ = specification
+    key = {"signature": signature._asdict(), "algorithm": algorithm._asdict(), "arch": arch}
+    if not (algorithm.tile and is_arch(arch)) or any(has_key(x, key) for x in every_kernel(arch)):
+        return ()
+    reason = (
+        f"pipeline {algorithm.pipeline!r} has no kernel with tile {list(algorithm.tile)} for this "
+        f"signature; `python -m jitfmha kernels list --json` has all"
+    )
+    return (BrokenRule("kernel_is_listed", reason, "jitfmha/ahead/registry.py"),)
+
+
+def _broken_by_call(specification: Specification) -> tuple[BrokenRule, ...]:
+    combination = combination_of(specification.signature, specification.arch)
+    return _broken_rules(combination, specification.arch)
 
 
 def validate_config(
@@ -56,7 +174,7 @@ def validate_config(
     allocated.
 
     Args:
-        arch: "gfx942" or "gfx950".
+        arch: "gfx942" or "gfx950"; on gfx90a, gfx1100 and gfx1201 nothing runs.
         dtype: of q: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn" or "int8".
         kv_dtype: of k and v; as q by default.
         hdim: of q and k; hdim_v: of v, as ``hdim`` by default.
@@ -101,22 +219,26 @@ def validate_config(
         num_splits=num_splits,
         **sizes,
     )
-    return _broken_rules(combination, known("arch is", arch, get_args(Arch)))
+    arch = known("arch is", arch, tuple(ck_architectures()))
+    (of_arch,) = (x for x in SPECIFICATION_RULES if x.complaints is architecture_has_kernels)
+    refused = (BrokenRule(of_arch.name, x, of_arch.source) for x in why_nothing_runs_on(arch))
+    return (*refused, *_broken_rules(combination, arch))
 
 
 _PAGE_SIZE = 16
 
 
-def _broken_rules(combination: Combination, arch: Arch) -> tuple[BrokenRule, ...]:
+def _broken_rules(combination: Combination, arch: str) -> tuple[BrokenRule, ...]:
     problem = combination.problem()
     broken = []
     for call_rule in CALL_RULES:
         complaint = call_rule.complaint(combination)
         if complaint is not None:
             broken.append(BrokenRule(call_rule.name, complaint, call_rule.source))
-    for rule in RULES:
-        reasons = rule.reasons(problem, arch)
-        broken += [BrokenRule(rule.name, str(reason), rule.source) for reason in reasons]
+    if is_arch(arch):
+        for rule in RULES:
+            reasons = rule.reasons(problem, arch)
+            broken += [BrokenRule(rule.name, str(reason), rule.source) for reason in reasons]
     return tuple(broken)
 
 

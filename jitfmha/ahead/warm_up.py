@@ -33,7 +33,8 @@ class WarmedLauncher(NamedTuple):
 
 def warmup(
     *,
-    profile: str | None = None,
+    profile: str | int | None = None,
+    kernel_set: str | os.PathLike[str] | None = None,
     dtypes: Iterable[_Dtype | tuple[_Dtype, _Dtype]] | None = None,
     hdims: Iterable[int | tuple[int, int]] | None = None,
     masks: Iterable[int | str] | None = None,
@@ -51,7 +52,10 @@ def warmup(
         profile: a named set of combinations, "inference", "training", "flash-attn", "aiter" or
             "pytorch": what most calls of its kind need, but for what ``device`` does not serve. The
             arguments below override it: each that is given takes the place of the same in every
-            part of the profile, and what makes no call then is left out.
+            part of the profile, and what makes no call then is left out. Or a receipt of CK's, by
+            its name or number, as "flash_fwd" or 2.
+        kernel_set: a JSON file that declares what is built, in place of a profile and of the
+            arguments up to ``features``.
         dtypes: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "int8", or the torch dtypes;
             or pairs (of q, of k and v), such as ("bf16", "fp8_e4m3fn") for a cache of 8 bits. By
             default those of the first three that ``device`` serves.
@@ -87,6 +91,7 @@ def warmup(
         raise TypeError(f"on_ready must be a function or None, got {on_ready!r}")
     specs = specs_ahead(
         profile=profile,
+        kernel_set=kernel_set,
         dtypes=dtypes,
         hdims=hdims,
         masks=masks,
@@ -116,13 +121,19 @@ def warmup(
 
 
 def specs_ahead(
-    *, profile: str | None, device: str | torch.device, isa: str | None, **parts: Any
+    *,
+    profile: str | int | None,
+    device: str | torch.device,
+    isa: str | None,
+    kernel_set: str | os.PathLike[str] | None = None,
+    **parts: Any,
 ) -> dict[str, Sequence[jit.BuildSpec]]:
     """What :func:`warmup` has to build for each launcher, in the cache or not; raises as that."""
     from .build_ahead import plans_ahead  # of use where something is built ahead only
 
     target = planned_target(device) if isa is None else _cpu_with(isa, device)
-    return {name: plan.specs for name, plan in plans_ahead(target, profile, **parts).items()}
+    plans = plans_ahead(target, profile, kernel_set, **parts)
+    return {name: plan.specs for name, plan in plans.items()}
 
 
 def _jobs(jobs: object) -> int:

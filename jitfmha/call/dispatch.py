@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from ..planning.measured import Measured
 from ..planning.plan import Contest, Family, Plan, Reason, Refusal, Time, why_longer
+from ..planning.specification import key_of
 from ..planning.target import AmdTarget, CpuTarget, Target
 from ..problem.features import DTYPE_FEATURES, Feature
 from ..problem.problem import Direction, Problem
@@ -268,6 +269,8 @@ class Explanation(NamedTuple):
             built = "built" if plan.is_built else "built on first use"
             lines.append(f"kernel   {plan.kernel} (family {plan.family}, {built})")
             lines.append(f"source   {plan.source}")
+            stages = plan.stages()
+            lines.extend(f"stage    {stage}" for stage in stages if len(stages) > 1)
             seconds, is_measured = dict(self.estimates).get(plan, Time(None))
             if seconds is not None:
                 word = "measured" if is_measured else "estimate"
@@ -287,6 +290,11 @@ class Explanation(NamedTuple):
             "kernel": plan and plan.kernel,
             "source": plan and plan.source,
             "built": plan and plan.is_built,
+            "key": plan and key_of(self.problem, plan.stages(), _arch_of(self.target)),
+            "stages": [
+                {"family": stage.family, "kernel": stage.kernel, "condition": stage.condition}
+                for stage in (() if plan is None else plan.stages())
+            ],
             "estimates": [
                 {
                     "family": each.family,
@@ -302,6 +310,10 @@ class Explanation(NamedTuple):
             "rejected": {family: list(reasons) for family, reasons in self.rejected.items()},
             "remarks": list(self.remarks),
         }
+
+
+def _arch_of(target: Target) -> str:
+    return target.arch if isinstance(target, AmdTarget) else target.isa
 
 
 def _microseconds(seconds: float) -> str:

@@ -15,6 +15,7 @@ def run(args: argparse.Namespace) -> int:
     """Build, and say what each launcher took; or say what would be built."""
     asked = {
         "profile": args.profile,
+        "kernel_set": args.set,
         "dtypes": args.dtype,
         "hdims": args.hdim,
         "masks": args.mask,

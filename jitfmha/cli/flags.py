@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+from ..ahead.ck_architectures import ck_architectures
 from ..amd.chips import Arch
 from ..bench import SUITES
 from ..version import __version__
@@ -189,6 +190,12 @@ def _add_kernels(commands: Any) -> None:
         "What AMD GPUs are served at all, and which rules a combination breaks, each with its "
         "source. Which kernel one call takes, and why no other, is what `explain` says.",
     )
+    _command(
+        actions,
+        "rules",
+        "List every rule with its source: of calls, of tiles, and of configurations of CK's "
+        "dispatcher, with what there is of these for kernels of this package.",
+    )
     lister = _command(
         actions,
         "list",
@@ -201,9 +208,13 @@ def _add_kernels(commands: Any) -> None:
         "Say which rules a combination breaks; the exit code is 1 when it breaks any, and is not "
         "served.",
     )
-    for parser in (lister, validator):
-        parser.add_argument("--arch", choices=_ARCHS, help="one of them (default: both)")
+    known = tuple(ck_architectures())
+    lister.add_argument("--arch", choices=known, help="one of them (default: all)")
+    served = f"one of them, or {', '.join(x for x in known if x not in _ARCHS)} (default: both)"
+    validator.add_argument("--arch", choices=known, metavar="|".join(_ARCHS), help=served)
     flag = validator.add_argument
+    config = "a configuration of CK's dispatcher, in place of all flags below: signature, algorithm"
+    flag("--config", type=_file, metavar="FILE.json", help=f"{config} and arch")
     flag("--dtype", default="bf16", help="of q, as bf16 (default) or fp8_e4m3fn")
     flag("--kv-dtype", help="of k and v (default: as q)")
     _add_sizes(flag, batch=1, seqlen=1024)
@@ -302,9 +313,12 @@ def _add_build(commands: Any) -> None:
     flag(
         "--profile",
         metavar="NAME",
-        help="a named set of combinations: inference, training, flash-attn, aiter or pytorch; the "
-        "flags below take the place of what it has of the same",
+        help="a named set of combinations: inference, training, flash-attn, aiter or pytorch; or a "
+        "receipt of CK's by name or number, as flash_fwd or 2; the flags below take the place of "
+        "what it has of the same",
     )
+    declared = "a file that declares what is built, in place of the profile and its flags"
+    flag("--set", type=_file, metavar="FILE.json", help=declared)
     dtypes = (
         "as bf16, or of q and of k and v as bf16,fp8_e4m3fn (default: those of fp32, bf16 and fp16 "
         "that the device serves)"

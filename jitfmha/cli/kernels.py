@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
-from ..ahead.validate import validate_config
-from ..amd.chips import Arch, architecture, chip
+from ..ahead.ck_architectures import CkArchitecture, ck_architectures
+from ..ahead.registry import every_kernel
+from ..ahead.specification_rules import why_nothing_runs_on
+from ..ahead.validate import BrokenRule, every_rule, validate_config, validate_specification
+from ..amd.chips import Arch, architecture, chip, is_arch
 from ..amd.manifest import KernelRow
 from ..amd.tree import trees_of
 from ..kernels.compiled.rules import SERVES
@@ -24,10 +30,14 @@ _FOLDED: Any = {"width": _LINE_WIDTH, "initial_indent": "  ", "subsequent_indent
 
 def run(args: argparse.Namespace) -> int:
     """List what is served, or say which rules the combination of the flags breaks."""
-    archs = [arch for arch in get_args(Arch) if args.arch in (None, arch)]
+    if args.action == "rules":
+        return _list_rules(args.json)
     if args.action == "validate":
-        return _validate(args, archs)
-    facts = {arch: _facts(arch) for arch in archs}
+        if args.config is not None:
+            return _validate_file(args.config, args.json)
+        return _validate(args, get_args(Arch) if args.arch is None else [args.arch])
+    known = ck_architectures()
+    facts = {arch: _facts(known[arch]) for arch in known if args.arch in (None, arch)}
     if args.json:
         print_json(facts)
     else:
@@ -35,8 +45,44 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _validate(args: argparse.Namespace, archs: list[Arch]) -> int:
-    others = ("command", "action", "json", "arch")
+def _list_rules(as_json: bool) -> int:
+    rules = [rule._asdict() for rule in every_rule()]
+    if as_json:
+        print_json(rules)
+        return OK
+    for rule in rules:
+        print(f"{rule['name']} (of {_WHOSE[rule['of']]})")
+        ours = [f"ours: {rule['ours']}"] if rule["ours"] else []
+        lines = (f"source: {rule['source']}", *ours)
+        print("\n".join(textwrap.fill(line, **_FOLDED) for line in lines))
+    return OK
+
+
+_WHOSE = {"every": "every configuration", "ck": "CK's pipelines", "ours": "kernels of this package"}
+
+
+def _validate_file(path: Path, as_json: bool) -> int:
+    try:
+        result = validate_specification(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
+        raise UsageError(f"{path}: {error}") from error
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        print(f"{path}: {'valid' if result.valid else 'not valid'}")
+        for what, rules in (("error", result.errors), ("warning", result.warnings)):
+            _print_rules(rules, f"{what}: ")
+    return OK if result.valid else FAILED
+
+
+def _print_rules(rules: Iterable[BrokenRule], what: str = "") -> None:
+    for rule in rules:
+        lines = (f"{what}{rule.reason}", f"  rule: {rule.name}", f"  source: {rule.source}")
+        print("\n".join(textwrap.fill(line, **_FOLDED) for line in lines))
+
+
+def _validate(args: argparse.Namespace, archs: Sequence[str]) -> int:
+    others = ("command", "action", "json", "arch", "config")
     given = {name: value for name, value in vars(args).items() if name not in others}
     try:
         broken = {arch: validate_config(arch, **given) for arch in archs}
@@ -47,13 +93,16 @@ def _validate(args: argparse.Namespace, archs: list[Arch]) -> int:
         return FAILED if any(broken.values()) else OK
     for arch, rules in broken.items():
         print(f"{arch}:" if rules else f"{arch}: no rule is broken")
-        for rule in rules:
-            lines = (rule.reason, f"  rule: {rule.name}", f"  source: {rule.source}")
-            print("\n".join(textwrap.fill(line, **_FOLDED) for line in lines))
+        _print_rules(rules)
     return FAILED if any(broken.values()) else OK
 
 
-def _facts(arch: Arch) -> dict[str, Any]:
+def _facts(known: CkArchitecture) -> dict[str, Any]:
+    of_ck = {name: value for name, value in known._asdict().items() if name != "name"}
+    return {"ck": of_ck} | (_facts_of_ours(known.name) if is_arch(known.name) else {})
+
+
+def _facts_of_ours(arch: Arch) -> dict[str, Any]:
     data = tile_table(arch)
     trees = trees_of(chip(architecture(arch).unlisted_chip))
     return {
@@ -63,6 +112,7 @@ def _facts(arch: Arch) -> dict[str, Any]:
             tile._asdict() | {"dtypes": list(tile.dtypes), "threads": tile.threads}
             for tile in data.tiles
         ],
+        "kernels": [kernel._asdict() for kernel in every_kernel(arch)],
         "waves_of_simd": [row._asdict() for row in data.simd_waves],
         "ready": [_of_row(str(tree), row) for tree in trees for row in tree.forward.rows],
     }
@@ -84,8 +134,15 @@ def _of_row(tree: str, row: KernelRow) -> dict[str, Any]:
     }
 
 
-def _in_words(arch: Arch, facts: dict[str, Any]) -> str:
+def _in_words(arch: str, facts: dict[str, Any]) -> str:
     """The facts of an architecture as tables, each line within the width of a page."""
+    of_ck = facts["ck"]
+    known = [
+        ("CK's data types", _wrapped(", ".join(of_ck["supported_dtypes"]))),
+        ("CK's pipelines", _wrapped(", ".join(of_ck["supported_pipelines"]))),
+    ]
+    if not is_arch(arch):
+        return "\n".join((arch, *why_nothing_runs_on(arch), fields(known)))
     lists = {
         "data types": [row["dtype"] for row in facts["data_types"]],
         "features": facts["features"],
@@ -100,7 +157,7 @@ def _in_words(arch: Arch, facts: dict[str, Any]) -> str:
     of_waves = ("direction", "features", "held_registers", "waves_of_simd", "line")
     sections = [
         arch,
-        fields([(name, _wrapped(", ".join(values))) for name, values in lists.items()]),
+        fields([*((name, _wrapped(", ".join(values))) for name, values in lists.items()), *known]),
         "\ncompiled for a call, whose kernel takes the first row with room for its head dimensions",
         table(
             ("kernel", "data types", "hdim", "slices", "tile", "waves", "LDS bytes", "line"), tiles
@@ -118,7 +175,7 @@ def _in_words(arch: Arch, facts: dict[str, Any]) -> str:
 
 
 def _wrapped(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, _LINE_WIDTH - len("data types  ")))
+    return "\n".join(textwrap.wrap(text, _LINE_WIDTH - len("CK's data types  ")))
 
 
 def _pair(row: dict[str, Any], first: str, second: str) -> str:

@@ -8,11 +8,21 @@ from hashlib import sha256
 
 from .. import jit
 from ..amd.code_object import CodeObject
-from ..amd.manifest import AnyRow
+from ..amd.manifest import AnyRow, KernelRow
 from ..planning.plan import Plan
+from ..planning.specification import Algorithm
 from ..planning.target import AmdTarget
 from ..problem.problem import Problem
 from .launcher import Block, LauncherKind, launcher_spec
+
+COMBINES = "fwd_splitkv_combine"
+"""The family of kernels that make the output where keys are split."""
+
+
+def algorithm_of(row: KernelRow, pipeline: str) -> Algorithm:
+    """How a kernel of a manifest computes, whose tiles have whole rows."""
+    tile = row.ts_qo, row.ts_kv, row.hdim_q, row.hdim_v, row.ts_kv, row.hdim_q
+    return Algorithm(pipeline, tile)
 
 
 def version_of(code_objects: Iterable[CodeObject]) -> str:

@@ -3,6 +3,7 @@
 Family.propose(problem, target) -> plans, or Refusal with its reasons
 Plan.seconds(lengths)           what a call is estimated to take, by which plans are chosen
 Plan.variants(lengths)          the same family's other tiles and key splits, to be timed
+Plan.stages()                   the kernels that a call launches one after the other
 Plan.specs                      what has to be built, for a device that need not be here
 Plan.bind()                     loads, too
 Plan.serves(sizes)              whether it is the choice for other lengths and strides
@@ -22,6 +23,7 @@ from ..problem.features import Feature
 from ..problem.problem import PlainSizes, Problem
 from ..version import __version__
 from .measured import Lengths, Measured, Variant, nearest
+from .specification import Algorithm, Stage, family_of
 from .target import Target
 
 
@@ -104,6 +106,10 @@ class Plan(ABC):
             HipError: the HIP runtime cannot be used, or refuses a code object.
             jitfmha.BuildError: something does not compile.
         """
+
+    def stages(self) -> tuple[Stage, ...]:
+        """The kernels that a call with the problem's sizes launches, in their order."""
+        return (Stage(family_of(self.problem), self.kernel, Algorithm(self.family)),)
 
     def seconds(self, seqlen_q: int, seqlen_k: int) -> float | None:
         """What the same call with these lengths is estimated to take with the family's kernel.

@@ -577,6 +577,7 @@ ELSEWHERE = {
     "emulate": "test_warmup_and_emulate.py",
     "warmup": "test_warmup_and_emulate.py",
     "validate_config": "../test_kernel_rules.py",
+    "validate_specification": "../test_specifications.py",
     "install_as": "../test_stand_in.py",
     "new_rng_state": "../test_dropout.py",
     # They need a process group.

@@ -6,11 +6,13 @@ are not in the way, and whose code objects are what they should be.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 
-from ...amd.manifest import AiterBackwardRow
+from ...amd.manifest import AiterBackwardRow, AiterKind
 from ...amd.tree import Tree
 from ...planning.plan import Launch, Reason, Refusal
+from ...planning.specification import Algorithm, Stage
 from ...planning.target import AmdTarget, Target
 from ...problem.features import Feature
 from ...problem.problem import PlainSizes, Problem
@@ -66,6 +68,14 @@ def _trees(target: AmdTarget) -> list[Tree]:
     ]
 
 
+_STAGES: Mapping[AiterKind, str] = {
+    "odo": "bwd_dot_do_o",
+    "dqdkdv": "bwd_dq_dk_dv",
+    "dq_convert": "bwd_convert_dq",
+    "dq_shuffle": "bwd_convert_dq",
+}
+
+
 class AiterBackwardPlan(AmdPlan):
     """The code objects for one backward pass, of exactly these lengths and strides."""
 
@@ -95,6 +105,9 @@ class AiterBackwardPlan(AmdPlan):
 
     def rows(self) -> tuple[AiterBackwardRow, ...]:
         return tuple(row for row, _ in self.choice.kernels)
+
+    def stages(self) -> tuple[Stage, ...]:
+        return tuple(Stage(_STAGES[row.kind], row.name, Algorithm(NAME)) for row in self.rows())
 
     def remarks(self) -> list[str]:
         odd = [oddity for tree in self.target.trees for oddity in tree.aiter_backward.oddities]

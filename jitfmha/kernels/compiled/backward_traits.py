@@ -96,6 +96,11 @@ class BackwardTraits(SharedTraits):
         return 1 if tile is None else tile.slices
 
 
+def part_of(symbol: str) -> KernelPart:
+    """Which gradients the kernel with such a symbol makes."""
+    return next(part for part in ("dq", "dk_and_dv", "dk", "dv") if symbol.endswith(f"_{part}"))
+
+
 def _access_of(problem: Problem, tile: Tile) -> Access:
     """How rows are reached; far ones are more than a buffer's offsets apart."""
     gradients = problem.gradients

@@ -48,6 +48,14 @@ class CompiledEstimate:
             seconds += splits.combine_seconds(longest_q, num_splits)
         return seconds / len(estimate.lengths)
 
+    def num_splits(self, seqlen_q: int, seqlen_k: int) -> int:
+        """Into how many parts keys go, where all sequences are equally long."""
+        traits = self._traits
+        kind = traits.stacks_heads, traits.row_blocks, traits.decode_blocks
+        _, splits, _ = self._estimates(*kind)
+        of_one = -(-seqlen_q // self._packs), -(-seqlen_k // self._packs)
+        return splits.splits(*of_one).num_splits
+
     def _estimates_of(
         self, stacks: bool, row_blocks: int | None, decode_blocks: int | None
     ) -> _Estimates:

@@ -14,22 +14,24 @@ from ...amd.manifest import KernelRow
 from ...jit.shared_struct import SharedStruct
 from ...planning.measured import Variant
 from ...planning.plan import Plan, Reason, Refusal, splits_to_time
+from ...planning.specification import Algorithm, Stage, family_of
 from ...planning.target import AmdTarget, Target
 from ...problem.problem import PlainSizes, Problem, element_bytes
-from ..amd_plan import AmdPlan
+from ..amd_plan import COMBINES, AmdPlan
 from ..backward_estimate import BackwardKernels, backward_seconds
 from ..launcher import BoundKernel
 from ..ready.key_split import ONE_SPLIT
 from ..ready.limits import SIZE_RULES, are_far_from_limits
 from ..rules import reasons_of
 from .backward_launch import BackwardLaunch, backward_launch, load_kernels
-from .backward_traits import BackwardTraits, backward_spec
+from .backward_traits import BackwardTraits, backward_spec, part_of
 from .estimate import CompiledEstimate
 from .latent import LatentSplits
 from .launch import ForwardLaunch, NumberModifiers
 from .modifiers import modifier_constants
 from .rules import RULES
 from .split_choice import SplitChoice
+from .tile_table import Tile
 from .traits import (
     ForwardTraits,
     forward_tile,
@@ -63,6 +65,17 @@ def propose(problem: Problem, target: Target) -> tuple[Plan, ...] | Refusal:
     listed = ForwardPlan(problem, target, lists_work=True)
     # Without estimates the first one is taken: where keys are in pages.
     return (listed, plan) if problem.is_paged else (plan, listed)
+
+
+def algorithm_of_tile(tile: Tile) -> Algorithm:
+    """How a compiled kernel computes, whose tiles have whole rows of slices of the result."""
+    columns = tile.hdim_q, tile.hdim_v
+    if tile.kernel in ("dq", "dk"):
+        columns = tile.hdim_q // tile.slices, tile.hdim_v
+    elif tile.slices > 1:
+        columns = tile.hdim_q, tile.hdim_v // tile.slices
+    sides = tile.tile_q, tile.tile_k, *columns, tile.tile_k, tile.hdim_q
+    return Algorithm(NAME, sides)
 
 
 class CompiledPlan(AmdPlan):
@@ -128,6 +141,25 @@ class ForwardPlan(CompiledPlan):
     def rows(self) -> tuple[KernelRow, ...]:
         return (self.traits.row(),)
 
+    def stages(self) -> tuple[Stage, ...]:
+        traits, problem = self.traits, self.problem
+        algorithm = algorithm_of_tile(traits.tile)
+        combine = Stage(COMBINES, traits.combine_name, Algorithm(NAME))
+        if traits.lists_work:
+            cut = combine._replace(condition="of blocks that are cut")
+            listing = Stage("fwd_list", traits.list_name, Algorithm(NAME))
+            return listing, Stage(family_of(problem), self.kernel, algorithm), cut
+        main = Stage(family_of(problem), self.kernel, algorithm)
+        if problem.num_splits > 1 or problem.has_split_results:
+            return main, combine
+        if problem.is_paged and problem.num_splits == 0:
+            return main, combine._replace(condition="where keys are split, as their number decides")
+        num_splits = problem.num_splits or self._estimated().num_splits(*problem.sizes[:2])
+        if num_splits == 1:
+            return (main,)
+        parts = main._replace(family="fwd_splitkv")
+        return parts, combine._replace(condition=f"of about {num_splits} splits")
+
     def bind(self) -> None:
         problem, target, traits = self.problem, self.target, self.traits
         code_object = self.compiled()
@@ -152,9 +184,12 @@ class ForwardPlan(CompiledPlan):
     def seconds(self, seqlen_q: int, seqlen_k: int) -> float | None:
         if self.problem.is_paged:
             return None  # how many keys there are nobody says
+        return self._estimated().seconds(seqlen_q, seqlen_k)
+
+    def _estimated(self) -> CompiledEstimate:
         if self._estimate is None:
             self._estimate = CompiledEstimate(self.problem, self.target, self.traits)
-        return self._estimate.seconds(seqlen_q, seqlen_k)
+        return self._estimate
 
     def may_list_work(self, problem: Problem) -> bool:
         """Whether there is a plan with persistent workgroups beside this one, for these sizes.
@@ -245,6 +280,14 @@ class BackwardPlan(CompiledPlan):
 
     def rows(self) -> tuple[KernelRow, ...]:
         return tuple(kernel.row for kernel in self.traits.kernels())
+
+    def stages(self) -> tuple[Stage, ...]:
+        made = []
+        for row in self.rows():
+            tile = self.traits.tile_of(part_of(row.symbol))
+            assert tile is not None
+            made.append(Stage("bwd_dq_dk_dv", row.name, algorithm_of_tile(tile)))
+        return tuple(made)
 
     def bind(self) -> None:
         self._kernels = load_kernels(self, self.traits.kernels(), self.compiled())

@@ -14,16 +14,17 @@ import torch
 
 from ...amd.chips import architecture
 from ...amd.code_object import CodeObject
-from ...amd.manifest import KernelDtype, KernelRow
+from ...amd.manifest import KernelDtype, KernelRow, plain_name
 from ...amd.tree import Tree
 from ...planning.measured import Variant
 from ...planning.plan import Launch, Plan, Reason, Refusal, splits_to_time
+from ...planning.specification import Algorithm, Stage
 from ...planning.target import AmdTarget, Target
 from ...problem.arguments import Tensors
 from ...problem.features import DTYPE_FEATURES, Feature
 from ...problem.memory import write_zeros
 from ...problem.problem import BF16_CVTS, PlainSizes, Problem
-from ..amd_plan import AmdPlan, version_of
+from ..amd_plan import COMBINES, AmdPlan, algorithm_of, version_of
 from ..launcher import Block, BoundKernel
 from ..rules import ATTENTION, reasons_of
 from .limits import DTYPE_RULE, SIZE_RULES, are_far_from_limits, reasons_of_row
@@ -243,6 +244,17 @@ class ReadyPlan(AmdPlan):
 
     def rows(self) -> tuple[KernelRow, ...]:
         return (self.choice.row,)
+
+    def stages(self) -> tuple[Stage, ...]:
+        _, splits, splits_of = self._tile_for(*self.problem.sizes[:2])
+        if splits_of is not None:
+            splits = splits_of(-(-self.problem.seqlen_q // self.problem.packs))
+        algorithm = algorithm_of(self._row, NAME)
+        combine = self._row.combine_symbol
+        if splits.num_splits == 1 or combine is None:
+            return (Stage("fwd", self.kernel, algorithm),)
+        parts = Stage("fwd_splitkv", self.kernel, algorithm)
+        return parts, Stage(COMBINES, plain_name(combine), Algorithm(NAME))
 
     def remarks(self) -> list[str]:
         odd = [oddity for tree in self.target.trees for oddity in tree.forward.oddities]

@@ -10,10 +10,11 @@ from ....amd.manifest import KernelRow, ReadyBackwardRow
 from ....amd.tree import Tree
 from ....planning.measured import Variant
 from ....planning.plan import Launch, Plan, Reason, Refusal
+from ....planning.specification import Stage
 from ....planning.target import AmdTarget, Target
 from ....problem.features import Feature
 from ....problem.problem import PlainSizes, Problem
-from ...amd_plan import AmdPlan, version_of
+from ...amd_plan import AmdPlan, algorithm_of, version_of
 from ...backward_estimate import BackwardKernels, backward_seconds
 from ...compiled.backward_launch import backward_launch, load_kernels
 from ...rules import ATTENTION, BACKWARD, reasons_of
@@ -124,6 +125,11 @@ class ReadyBackwardPlan(AmdPlan):
 
     def rows(self) -> tuple[KernelRow, ...]:
         return tuple(kernel.row for kernel in kernels_of(self.row))
+
+    def stages(self) -> tuple[Stage, ...]:
+        families = ("bwd_dot_do_o", "bwd_dq_dk_dv", "bwd_convert_dq")
+        rows = zip(families, self.rows(), strict=True)
+        return tuple(Stage(x, row.name, algorithm_of(row, NAME)) for x, row in rows)
 
     def remarks(self) -> list[str]:
         odd = [oddity for tree in self.target.trees for oddity in tree.ready_backward.oddities]

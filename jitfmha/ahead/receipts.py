@@ -1,0 +1,209 @@
+"""The receipts of CK's dispatcher: which kernels a package that is built with them has.
+
+A receipt is a name, the number that CK's generators know it by, and a filter of signatures. What is
+built for one is what it keeps of :data:`UNIVERSE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..planning.specification import Signature
+from ..problem.dtypes import FP8_NAMES
+from ..problem.mask import CAUSAL_MASK, NO_MASK, Mask
+from .ck_architectures import hdims_of
+from .profiles import PLAIN, PROFILES, Dtypes, Features, Subset
+from .specification import BACKWARD_FAMILIES, FORWARD_FAMILIES
+
+_SOURCE = "CK's dispatcher, dispatcher/codegen/fmha/validation.py: PROFILES"
+_SIXTEEN_BITS = ("fp16", "bf16")
+_AITER_TYPES = (*_SIXTEEN_BITS, "fp8bf16")
+_FLASH_FAMILIES = tuple(x for x in FORWARD_FAMILIES[:-1] if x != "fwd_splitkv_combine")
+_FP8_HDIMS = (128, 192)
+_SMALL_HDIMS = (48, 128)
+
+
+class Receipt(NamedTuple):
+    """A filter of kernels; ``keeps`` says in words what passes."""
+
+    name: str
+    number: int | None
+    keeps: str
+    filter: Callable[[Signature], bool]
+    source: str = _SOURCE
+
+
+def allows(receipt: Receipt, signature: Signature) -> bool:
+    """Whether a receipt has a kernel; words of the signature are those that stand for others."""
+    return receipt.filter(signature)
+
+
+def _is_flash_forward(sig: Signature) -> bool:
+    return (
+        sig.family in _FLASH_FAMILIES
+        and sig.data_type in _SIXTEEN_BITS
+        and sig.bias in ("no", "alibi")
+        and (sig.vlayout, sig.qscale) == ("r", "no")
+        and not sig.skip_min_seqlen_q
+    )
+
+
+def _is_pytorch(sig: Signature) -> bool:
+    return (
+        sig.data_type in _SIXTEEN_BITS
+        and sig.bias in ("no", "bias")
+        and (sig.vlayout, sig.qscale) == ("r", "no")
+        and not (sig.skip_min_seqlen_q or sig.logits or sig.sink)
+    )
+
+
+def _is_of_aiter(sig: Signature) -> bool:
+    return sig.data_type in _AITER_TYPES and sig.vlayout == "r"
+
+
+def _has_hdim_of_fp8(sig: Signature) -> bool:
+    return sig.data_type != "fp8bf16" or sig.hdim_q in _FP8_HDIMS
+
+
+def _is_gradient(sig: Signature) -> bool:
+    return sig.family in BACKWARD_FAMILIES and sig.data_type in _SIXTEEN_BITS
+
+
+def _is_small_fp32(sig: Signature) -> bool:
+    return (
+        sig.data_type == "fp32"
+        and sig.mode == "batch"
+        and {sig.hdim_q, sig.hdim_v} <= {*_SMALL_HDIMS}
+        and (sig.bias, sig.qscale) == ("no", "no")
+        and not (sig.lse or sig.dropout)
+    )
+
+
+def _is_test_of_fp8(sig: Signature) -> bool:
+    is_fp8 = sig.data_type in ("fp8bf16", "fp8fp32")
+    return is_fp8 and sig.hdim_q in _FP8_HDIMS and sig.vlayout == "r"
+
+
+_RECEIPTS = (
+    Receipt("ck_default", 0, "every data type but fp32", lambda x: x.data_type != "fp32"),
+    Receipt("ck_extended", 1, "every data type but fp32", lambda x: x.data_type != "fp32"),
+    Receipt(
+        "flash_fwd",
+        2,
+        "forward in fp16 and bf16, bias 'no' or 'alibi', vlayout 'r', qscale 'no'",
+        _is_flash_forward,
+    ),
+    Receipt("flash_bwd", 3, "backward in fp16 and bf16", _is_gradient),
+    Receipt(
+        "ck_pytorch",
+        4,
+        "fp16 and bf16, bias 'no' or 'bias', vlayout 'r', qscale 'no', no logits, no sink",
+        _is_pytorch,
+    ),
+    Receipt(
+        "aiter_batch",
+        100,
+        "fp16, bf16 and fp8bf16 (hdim_q 128, 192) in mode 'batch', vlayout 'r'",
+        lambda x: _is_of_aiter(x) and _has_hdim_of_fp8(x) and x.mode == "batch",
+    ),
+    Receipt(
+        "aiter_group",
+        200,
+        "fp16, bf16 and fp8bf16 in mode 'group', vlayout 'r'",
+        lambda x: _is_of_aiter(x) and x.mode == "group",
+    ),
+    Receipt(
+        "aiter_bwd_batch",
+        300,
+        "backward in fp16 and bf16 in mode 'batch'",
+        lambda x: _is_gradient(x) and x.mode == "batch",
+    ),
+    Receipt(
+        "aiter_bwd_group",
+        400,
+        "backward in fp16 and bf16 in mode 'group'",
+        lambda x: _is_gradient(x) and x.mode == "group",
+    ),
+    Receipt(
+        "aiter_cpp",
+        600,
+        "fp16, bf16 and fp8bf16 (hdim_q 128, 192), vlayout 'r'",
+        lambda x: _is_of_aiter(x) and _has_hdim_of_fp8(x),
+    ),
+    Receipt(
+        "fp32_all",
+        800,
+        "fp32 without logits",
+        lambda x: x.data_type == "fp32" and not (x.skip_min_seqlen_q or x.logits),
+    ),
+    Receipt(
+        "fp32_min",
+        801,
+        "fp32 in mode 'batch', hdims 48 and 128, without bias, lse and dropout",
+        _is_small_fp32,
+    ),
+    Receipt(
+        "fp8_test", 888, "fp8bf16 and fp8fp32 with hdim_q 128 or 192, vlayout 'r'", _is_test_of_fp8
+    ),
+    Receipt("all", None, "everything", lambda x: True),
+)
+RECEIPTS = {receipt.name: receipt for receipt in _RECEIPTS}
+"""By name. CK's ``pytorch`` is "ck_pytorch" here, since a profile of ours has that name."""
+
+_OF_NUMBERS = {receipt.number: receipt for receipt in _RECEIPTS if receipt.number is not None}
+
+
+def receipt_named(name: str | int) -> Receipt:
+    """The receipt of that name or number.
+
+    Raises ``TypeError`` or ``ValueError`` where there is none.
+    """
+    if isinstance(name, bool) or not isinstance(name, (str, int)):
+        raise TypeError(f"profile is {name!r}; use {_known()}")
+    number = int(name) if isinstance(name, str) and name.isdecimal() else name
+    found = _OF_NUMBERS.get(number) if isinstance(number, int) else RECEIPTS.get(number)
+    if found is None:
+        raise ValueError(f"profile is {name!r}; use {_known()}")
+    return found
+
+
+def _known() -> str:
+    numbered = ", ".join(f"{x.name!r} ({x.number})" for x in _RECEIPTS if x.number is not None)
+    return f"{', '.join(map(repr, PROFILES))}, or a receipt: {numbered} or 'all'"
+
+
+# ---- What receipts choose from -------------------------------------------------------------------
+
+_WINDOW = Mask(left=128, right=0)
+_MASKS = (NO_MASK, CAUSAL_MASK, _WINDOW)
+# Of which a chip has one.
+_FP8: tuple[Dtypes, ...] = tuple((dtype, dtype) for dtype in FP8_NAMES.values())
+_FEATURES: tuple[Features, ...] = (
+    *(PLAIN, ("bias",), ("alibi",), ("softcap",), ("dropout",)),
+    *(("bias", "dropout"), ("alibi", "dropout"), ("alibi", "softcap")),
+)
+_OF_BACKWARD = tuple(features for features in _FEATURES if "softcap" not in features)
+
+UNIVERSE = (
+    *(
+        subset
+        for dtype in ("fp16", "bf16", "fp32")
+        for subset in (
+            Subset(((dtype, dtype),), hdims_of(dtype), _MASKS[:2], features=_FEATURES),
+            Subset(((dtype, dtype),), hdims_of(dtype), (_WINDOW,), features=(("sink_tokens",),)),
+            Subset(
+                *(((dtype, dtype),), hdims_of(dtype), _MASKS[:2]),
+                directions=("backward",),
+                features=_OF_BACKWARD,
+            ),
+            Subset(
+                *(((dtype, dtype),), hdims_of(dtype), _MASKS[:2]),
+                modes=("gm1",),
+                features=(("paged_keys",),),
+            ),
+        )
+    ),
+    Subset(_FP8, hdims_of("fp8bf16"), _MASKS[:2], features=(PLAIN, ("descales",))),
+)
+"""Every kind of kernel of CK's that calls of ours have, with features alone and in usual pairs."""
