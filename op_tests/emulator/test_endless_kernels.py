@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import pairwise
 
 import pytest
 import torch
@@ -64,8 +63,8 @@ def _ring() -> None:
 def _interrupted(after: Callable[..., None], seconds: float = 0.2) -> Iterator[None]:
     """What runs inside is ended by a signal handler that raises, soon after it rings."""
     start = time.monotonic()
-    after(seconds, _ring)
     with pytest.raises(_AlarmRings):
+        after(seconds, _ring)
         yield
     assert seconds <= time.monotonic() - start < seconds + _SOON
 
@@ -134,12 +133,13 @@ def test_a_signal_handler_that_returns_is_no_end(emulator, endless, after):
             _ring()
 
     start = time.monotonic()
-    after(0.1, answer)
     with pytest.raises(_AlarmRings):
+        after(0.1, answer)
         emulator.launch(endless, (1, 1, 1), (64, 1, 1), bytes(4))
     assert len(rings) == 4
     assert time.monotonic() - start < _SOON
-    assert all(later - earlier >= 0.05 for earlier, later in pairwise(rings))
+    # Once for each alarm; a busy machine answers late.
+    assert all(ring - start >= 0.1 * count for count, ring in enumerate(rings, start=1))
 
 
 def test_a_call_is_interrupted(after):
@@ -163,7 +163,7 @@ emulator = Emulator()
 emulator.set_options(instruction_budget={_BUDGET})
 module = emulator.load_module(compile_hip('''{_SOURCE}''', "gfx942"), 0)
 kernel = emulator.function(module, "endless")
-threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     emulator.launch(kernel, (1, 1, 1), (64, 1, 1), bytes(4))
 except KeyboardInterrupt as error:

@@ -112,6 +112,7 @@ def test_verbose_build_shows_commands_and_warnings(cache, monkeypatch, capfd):
 
 def test_long_build_is_one_line(cache, fake_compiler, monkeypatch, capfd):
     monkeypatch.setattr(status, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(status, "STEP_SECONDS", 3600.0)  # However long the compiler takes.
     fake_compiler.delay.write_text("1")
     answer(make_spec(why="first call with these traits"))
     line = r"jitfmha: building demo \(first call with these traits\) \.\.\. \d+\.\d s\n"

@@ -57,7 +57,7 @@ def processes_in(directory: Path) -> list[int]:
 def test_one_who_waits_says_for_whom(cache, fake_compiler, monkeypatch, capfd):
     monkeypatch.setattr(turn, "PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(status, "PATIENCE_SECONDS", 3600.0)  # The builder is silent.
-    builder = start_build(fake_compiler, "0.8")
+    builder = start_build(fake_compiler, "2")
     assert answer(make_spec()) == 42
     builder.join(30)
     assert jit.build_log()[0].how == "loaded"
@@ -177,7 +177,7 @@ def test_who_came_earlier(tmp_path, monkeypatch):
 def test_without_locks_the_first_to_publish_wins(cache, fake_compiler, monkeypatch):
     monkeypatch.setattr(turn, "_has_locks", lambda _path: False)
     monkeypatch.setattr(turn, "earlier_owner", lambda _own, _prefix: None)
-    other = start_build(fake_compiler, "0.3")
+    other = start_build(fake_compiler, "2")
     assert answer(make_spec()) == 42
     other.join(30)
     assert other.exitcode == 0
