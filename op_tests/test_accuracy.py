@@ -11,8 +11,10 @@ from jitfmha.problem.float64_reference import attention
 
 
 def sizes(errors: list[Tensor]) -> dict[str, float]:
-    every = torch.stack(errors)
-    return {"max": every.abs().max().item(), "rms": every.square().mean().sqrt().item()}
+    """Of all, and of the largest hundredth: the very largest one is a matter of luck."""
+    every = torch.stack(errors).abs().flatten()
+    parts = {"rms": every, "rms of the largest": every.topk(every.numel() // 100).values}
+    return {name: part.square().mean().sqrt().item() for name, part in parts.items()}
 
 
 @pytest.mark.parametrize("spread", [0.1, 1.0, 3.0])
@@ -21,10 +23,7 @@ def sizes(errors: list[Tensor]) -> dict[str, float]:
 @pytest.mark.parametrize("hdim", [64, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_against_torch(rng, dtype, hdim, seqlen, is_causal, spread):
-    """``spread`` scales the scores: from a nearly even softmax to one with few large weights.
-
-    The largest of few errors is a matter of luck, so several draws are taken together.
-    """
+    """``spread`` scales the scores: from a nearly even softmax to one with few large weights."""
     ours, torchs, lses = [], [], []
     for _ in range(4):
         q, k, v = random_qkv(rng, batch=1, seqlen_q=seqlen, seqlen_k=seqlen, hdim=hdim)
@@ -41,4 +40,5 @@ def test_against_torch(rng, dtype, hdim, seqlen, is_causal, spread):
     for name, size in sizes(ours).items():
         assert size <= allowed[name], f"{name} {size:.3g}, twice torch's: {allowed[name]:.3g}"
     rounding = torch.finfo(DTYPES[dtype]).eps / 2
-    assert sizes(lses)["max"] <= max(rounding, 1e-6 * (1 + expected_lse.abs().max().item()))
+    of_lse = torch.stack(lses).abs().max().item()
+    assert of_lse <= max(rounding, 1e-6 * (1 + expected_lse.abs().max().item()))
