@@ -53,14 +53,15 @@ def test_what_is_measured_is_taken_and_told(run, rng):
     q, k, v = drawn(rng)
     told = explain(q, k, v)
     assert f"measured {times[0]:.4g} us" in str(told)
-    best = measured[0]
-    assert (told.plan.num_splits, told.plan.threads) == (best["num_splits"], best["threads"])
+    quickest = [x for x in measured if x["microseconds"] == times[0]]  # of equal times any
+    plan = told.plan
+    assert (plan.num_splits, plan.threads) in [(x["num_splits"], x["threads"]) for x in quickest]
     near = str(explain(q, *drawn(rng, 3000)[1:]))
     assert "estimate" in near
     assert "measured" not in near.replace("by what was measured", "")
     assert "estimate" not in str(explain(q, *drawn(rng, 4 * _KEYS + 200)[1:]))
     with fresh_calls():
-        asked = fmha_fwd(q, k, v, num_splits=best["num_splits"])
+        asked = fmha_fwd(q, k, v, num_splits=plan.num_splits)
         assert torch.equal(fmha_fwd(q, k, v), asked)
 
 
