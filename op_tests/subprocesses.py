@@ -6,13 +6,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# So that what hangs fails. On a busy machine it takes minutes to build the emulator, say.
+PATIENCE_SECONDS = 900.0
 
 
 def run_program(
     *command: str | Path,
     code: int | None = 0,
     cwd: Path | None = None,
-    timeout: float = 300,
+    timeout: float = PATIENCE_SECONDS,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """A command that ends with this exit code (None: any), with these variables on top."""
@@ -34,7 +36,7 @@ def run_python(
     *arguments: str | Path,
     code: int | None = 0,
     cwd: Path | None = None,
-    timeout: float = 300,
+    timeout: float = PATIENCE_SECONDS,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """This interpreter, with this checkout's package from whichever directory."""

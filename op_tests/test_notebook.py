@@ -11,7 +11,7 @@ _FILE = Path(__file__).resolve().parents[1] / "examples" / "quickstart.ipynb"
 def test_quickstart(tmp_path):
     notebook = nbformat.read(_FILE, as_version=4)
     nbformat.validate(notebook)
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
+    NotebookClient(notebook, timeout=900, resources={"metadata": {"path": tmp_path}}).execute()
     executed = [cell for cell in notebook.cells if cell.get("execution_count")]
     assert len(executed) >= 8
     plots = [

@@ -15,7 +15,7 @@ from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
 _FOLDER = Path(__file__).parent
 _TESTS = ("test_functions.py", "test_gradients.py", "test_amd.py")
-_SECONDS, _LONG_SECONDS = 300, 3600
+_SECONDS, _LONG_SECONDS = 900, 3600
 
 # Reads one float behind a tensor's memory, through a launcher that is built like all others.
 _FAULT = """

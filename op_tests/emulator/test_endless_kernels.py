@@ -169,7 +169,7 @@ try:
 except KeyboardInterrupt as error:
     print("interrupted;", error.__context__)
 """
-    done = run_python("-c", program, timeout=120)
+    done = run_python("-c", program)
     assert done.stdout.startswith("interrupted; hipErrorLaunchFailure: kernel endless was inter")
     assert done.stderr == ""
 
@@ -245,7 +245,7 @@ except EmulatorError as error:
 
 def test_threads_that_do_not_start():
     """The process ended. The next launch finds nothing of the one that failed."""
-    first, second = run_python("-c", _THREADS_THAT_DO_NOT_START, timeout=120).stdout.splitlines()
+    first, second = run_python("-c", _THREADS_THAT_DO_NOT_START).stdout.splitlines()
     assert first == (
         "hipErrorLaunchFailure: kernel endless: a worker thread does not start: "
         "Resource temporarily unavailable"

@@ -18,7 +18,7 @@ _KINDS = ("code_objects", "instructions")
 _SECONDS, _LONG_SECONDS = 4.0, 90.0
 _CALLS, _LONG_CALLS, _CALLS_OF_PROCESS = 60, 10_000, 500
 # Beyond the time that it is given: loading, compiling what it damages, one slow case.
-_PATIENCE = 60.0
+_PATIENCE = 300.0
 
 
 def _fuzz(
