@@ -9,6 +9,9 @@ the launch.
 Cycles become a time by the clock that the chip keeps up with its matrix units as busy as they are.
 What HBM moves while matrix units work is in the cycles, as far as it does not hide behind that
 work: a unit's share of HBM is a part of the model of a unit (csrc_templates/emulator/profile/).
+Workgroups that wait for what others store are timed as if nobody had to wait, all of them. Where
+such a workgroup is at a wait, on the compute units, all of it stands still until the others have
+come to their stores; the load that sees them goes out then, so that its way there and back counts.
 What it moves before and behind them is added, because it hides behind nothing: workgroups begin
 and end together, and then all of them load what is theirs alone, or store it. No launch takes less
 than HBM does to stream what it touches.
@@ -19,7 +22,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..amd.chips import SIMDS
@@ -59,10 +62,26 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Event:
+    """Where a workgroup waits for others, or others for it.
+
+    Attributes:
+        cycles: since it began, if it never had to wait.
+        store: number of what it stores then; -1 where it waits.
+        waits_for: numbers of the stores by others that it waits for.
+    """
+
+    cycles: int
+    store: int
+    waits_for: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class TimedWorkgroup:
     """A workgroup of the sample, by its number (x fastest) and id (x, y, z).
 
-    ``timing`` is None where there is none, and then ``why_not`` says why.
+    ``timing`` is None where there is none, and then ``why_not`` says why. ``events`` come in the
+    order of their cycles.
     """
 
     number: int
@@ -70,6 +89,7 @@ class TimedWorkgroup:
     instructions: int
     timing: Timing | None
     why_not: str
+    events: tuple[Event, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,6 +108,7 @@ class Estimate:
             was fitted to.
         matrix_busy: share of the cycles in which the chip's matrix units worked.
         vector_busy: the same of the vector ALUs.
+        waiting: share of the time of workgroups in which they wait for each other.
         basis: how workgroups that were not timed were predicted, in words.
     """
 
@@ -101,6 +122,7 @@ class Estimate:
     uncertainty: float
     matrix_busy: float
     vector_busy: float
+    waiting: float
     basis: str
 
 
@@ -112,6 +134,7 @@ class _Cost:
     matrix: float
     vector: float
     lines_at_ends: float
+    events: tuple[Event, ...] = ()
 
     def __add__(self, other: _Cost) -> _Cost:
         return _Cost(
@@ -143,7 +166,10 @@ def estimate_launch(
     line_bytes: int,
     memory_bytes: float = 0,
 ) -> Estimate | None:
-    """The estimate of a launch of `workgroups`; None where a workgroup of the sample has no timing.
+    """The estimate of a launch of `workgroups`.
+
+    None where a workgroup of the sample has no timing, and where one has no room on the chip before
+    one ends that waits for it.
 
     Args:
         timed: the sample, workgroup (0, 0, 0) among them.
@@ -164,11 +190,15 @@ def estimate_launch(
             timing.matrix_busy * share,
             timing.vector_busy * share,
             timing.lines_at_ends,
+            workgroup.events,
         )
     if not costs:
         return None
     every, basis = _predict(costs, grid, workgroups)
-    cycles = _schedule(every, compute_units, xcds, xcd_engines, workgroups_per_unit)
+    schedule = _Schedule(every, len(costs), compute_units, xcds, xcd_engines, workgroups_per_unit)
+    if not schedule.all_have_ended:
+        return None
+    cycles = schedule.now
     available = SIMDS * compute_units * cycles
     matrix_busy = sum(cost.matrix for cost in every) / available
     clock = chip.clock.at(matrix_busy)
@@ -185,6 +215,7 @@ def estimate_launch(
         uncertainty=chip.scatter,
         matrix_busy=matrix_busy,
         vector_busy=sum(cost.vector for cost in every) / available,
+        waiting=schedule.waited / (schedule.waited + sum(cost.cycles for cost in every)),
         basis=basis,
     )
 
@@ -258,28 +289,80 @@ def _error(costs: Mapping[Id, _Cost], axes: Sequence[Sequence[_Cost]]) -> float:
     return off / sum(cost.cycles for cost in costs.values()) if costs else 0.0
 
 
-def _schedule(
-    costs: Sequence[_Cost],
-    compute_units: int,
-    xcds: int,
-    xcd_engines: int,
-    workgroups_per_unit: int,
-) -> float:
-    """When the last workgroup ends.
+class _Schedule:
+    """The launch on the chip: when the last workgroup ends, and for how long they wait.
 
     Each goes to the next XCD, there to the shader engine whose turn it is, which does not depend on
     where there is room, and of that to the first free slot. Engines have turns like their units.
     """
-    used = min(xcds, compute_units)
-    last = 0.0
-    for xcd in range(used):
-        units = len(range(xcd, compute_units, used))
-        free_at = [
-            [0.0] * (workgroups_per_unit * len(range(engine, units, xcd_engines)))
-            for engine in range(xcd_engines)
-        ]
-        for turn, cost in enumerate(costs[xcd::used]):
-            slots = free_at[turn % units % xcd_engines]
-            heapq.heapreplace(slots, slots[0] + cost.cycles)
-        last = max(last, *(time for slots in free_at for time in slots))
-    return last
+
+    def __init__(
+        self,
+        costs: Sequence[_Cost],
+        timed: int,
+        compute_units: int,
+        xcds: int,
+        xcd_engines: int,
+        workgroups_per_unit: int,
+    ) -> None:
+        self.now = 0.0
+        self.waited = 0.0
+        self._costs = costs
+        self._timed = timed
+        self._ended = 0
+        # Time, workgroup, how many of its events are behind it, and when it would have begun if
+        # it had not waited for anybody.
+        self._next: list[tuple[float, int, int, float]] = []
+        self._stored: set[tuple[int, int]] = set()
+        self._waiting: dict[tuple[int, int], list[tuple[int, int, float]]] = {}
+        self._queue_of: list[Iterator[int]] = [iter(())] * len(costs)
+        used = min(xcds, compute_units)
+        for xcd in range(used):
+            units = len(range(xcd, compute_units, used))
+            queues: list[list[int]] = [[] for _ in range(xcd_engines)]
+            for turn, number in enumerate(range(xcd, len(costs), used)):
+                queues[turn % units % xcd_engines].append(number)
+            for engine, queue in enumerate(queues):
+                left = iter(queue)
+                for number in queue:
+                    self._queue_of[number] = left
+                for _ in range(workgroups_per_unit * len(range(engine, units, xcd_engines))):
+                    self._begin_one_of(left)
+        while self._next:
+            self.now, number, behind, begin = heapq.heappop(self._next)
+            self._pass(number, behind, begin)
+
+    @property
+    def all_have_ended(self) -> bool:
+        return self._ended == len(self._costs)
+
+    def _begin_one_of(self, queue: Iterator[int]) -> None:
+        number = next(queue, None)
+        if number is not None:
+            self._go_on(number, 0, self.now)
+
+    def _go_on(self, number: int, behind: int, begin: float) -> None:
+        cost = self._costs[number]
+        at_end = behind == len(cost.events)
+        cycles = cost.cycles if at_end else cost.events[behind].cycles
+        heapq.heappush(self._next, (begin + cycles, number, behind, begin))
+
+    def _pass(self, number: int, behind: int, begin: float) -> None:
+        events = self._costs[number].events
+        if behind == len(events):
+            self._ended += 1
+            self._begin_one_of(self._queue_of[number])
+            return
+        event = events[behind]
+        repetition = number // self._timed  # of those that were launched
+        if event.store >= 0:
+            self._stored.add((repetition, event.store))
+            for waiting in self._waiting.pop((repetition, event.store), ()):
+                self._pass(*waiting)
+        for store in event.waits_for:
+            if (repetition, store) not in self._stored:
+                self._waiting.setdefault((repetition, store), []).append((number, behind, begin))
+                return
+        late = self.now - (begin + event.cycles)
+        self.waited += late
+        self._go_on(number, behind + 1, begin + late)

@@ -24,7 +24,7 @@ from ..amd import chips
 from ..amd.chips import SIMDS
 from ..amd.clock import clock_of
 from ..amd.demangling import demangled
-from .estimate import Estimate, TimedWorkgroup, Timing, estimate_launch
+from .estimate import Estimate, Event, TimedWorkgroup, Timing, estimate_launch
 from .library import taken
 from .rates import ChipRates, rates_of, rates_of_chip
 from .runtime import Emulator, Function
@@ -315,7 +315,9 @@ class LaunchProfile:
             taken branch {rates["branch"]}, queues {rates["queue"]}.
 
             A timed workgroup shares its compute unit with {self.workgroups_per_unit - 1} copies of
-            itself that start together; nothing of the launch around it is modelled.
+            itself that start together; nothing of the launch around it is modelled, but for waits:
+            where a workgroup polls what another one stores, all of it stands still until then, and
+            the load that sees it goes out. What is polled before that costs nothing.
 
             Workgroups go to {self.xcds} chiplets in turn, in the order of the launch, there to
             {self.xcd_engines} shader engines in turn, and of an engine to
@@ -347,7 +349,8 @@ class ProfileOptions(NamedTuple):
         looked_at: linear number (x fastest) of the workgroup that is looked at wave by wave.
         assumed_workgroups: times are for a launch of so many; 0: for as many as are launched.
         most_steps: instructions of a timed workgroup beyond which there is no timing.
-        sample: workgroups that are timed, of launches that have more.
+        sample: workgroups that are timed, of launches that have more; where workgroups may wait
+            for each other, all are.
         run_sample_only: the others do not run, and write nothing; counts are those of the sample.
     """
 
@@ -477,7 +480,10 @@ def _launch(facts: dict[str, Any]) -> LaunchProfile:
 
 def _timed(facts: dict[str, Any]) -> TimedWorkgroup:
     timing, why_not = facts["timing"], facts["timing"]["why_not"]
-    known = {**facts, "id": tuple(facts["id"]), "why_not": why_not}
+    events = tuple(
+        Event(**{**event, "waits_for": tuple(event["waits_for"])}) for event in facts["events"]
+    )
+    known = {**facts, "id": tuple(facts["id"]), "why_not": why_not, "events": events}
     return TimedWorkgroup(**{**known, "timing": None if why_not else _timing(timing)})
 
 
@@ -604,7 +610,8 @@ def _report(profile: LaunchProfile) -> list[str]:
 def _timing_lines(profile: LaunchProfile) -> list[str]:
     timing, estimate = profile.timing, profile.estimate()
     if timing is None or estimate is None:
-        return [f"no timing: {profile.why_not}"]
+        no_room = "a workgroup waits for one that has no room on the chip before it ends"
+        return [f"no timing: {profile.why_not or no_room}"]
     waiting = sum(timing.stalls.values()) or 1
     stalls = sorted(timing.stalls.items(), key=lambda item: -item[1])
     return [
@@ -633,6 +640,7 @@ def _timing_lines(profile: LaunchProfile) -> list[str]:
             f"  busy over the whole launch: matrix units {estimate.matrix_busy:.1%}, vector ALUs "
             f"{estimate.vector_busy:.1%}"
         ),
+        f"  workgroups wait for each other for {estimate.waiting:.1%} of their time",
         f"  its workgroups: {estimate.basis}",
         "assumptions:",
         *(

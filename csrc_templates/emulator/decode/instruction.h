@@ -136,6 +136,16 @@ inline u32 mfma_passes(const Instruction& inst) {
   return is_short ? row.passes / 2u : row.passes;
 }
 
+// Whether it sees what other compute units have stored, as all do by which workgroups wait for each
+// other: loads with sc1 go past the unit's own cache, and atomic operations with sc0 return what L2
+// had.
+inline bool sees_other_units(const Instruction& inst) {
+  constexpr u8 kSc0 = 1, kSc1 = 4;
+  const Unit unit = inst.definition->unit;
+  return (unit == Unit::vmem_load && inst.cache_policy & kSc1) ||
+         (unit == Unit::vmem_atomic && inst.cache_policy & kSc0);
+}
+
 // Of rows that stand for instructions that are decoded but not emulated: faults.
 void execute_unsupported(Wave&, const Instruction&);
 

@@ -27,11 +27,8 @@ namespace emulator {
 
 // Counts an instruction that raises vmcnt.
 inline void count_vector_memory(Wave& wave, const Instruction& inst) {
-  constexpr u8 kSc0 = 1, kSc1 = 4;
   ++wave.vector_memory_issued;
-  const Unit unit = inst.definition->unit;
-  wave.workgroup->polls += (unit == Unit::vmem_load && inst.cache_policy & kSc1) ||
-                           (unit == Unit::vmem_atomic && inst.cache_policy & kSc0);
+  wave.workgroup->polls += sees_other_units(inst);
 }
 
 template <class Body> inline void for_each_lane(u64 lanes, Body&& body) {

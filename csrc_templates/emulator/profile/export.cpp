@@ -1,6 +1,7 @@
 // The cost model's results as JSON, for jitfmha/emulator/profile.py.
 #include <algorithm>
 #include <iterator>
+#include <set>
 
 #include "decode/text.h"
 #include "json.h"
@@ -95,7 +96,36 @@ Json json_of(const Occupancy& room) {
                       {"workgroups", room.workgroups}});
 }
 
-Json json_of(const TimedWorkgroup& timed) {
+// The stores that each poll of a workgroup that found something had to wait for, by event.
+std::vector<std::vector<u64>> awaited_by(const TimedWorkgroup& timed, const Flags& flags) {
+  std::vector<std::vector<u64>> awaited;
+  for (const Event& event : timed.events)
+    awaited.push_back(event.is_poll ? flags.awaited(event.flag, event.number, timed.number)
+                                    : std::vector<u64>{});
+  return awaited;
+}
+
+// Those events that somebody waits at or for, in the order of their time.
+Json json_of_events(const TimedWorkgroup& timed, const std::vector<std::vector<u64>>& awaited,
+                    const std::set<u64>& awaited_by_any) {
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < timed.timing.event_cycles.size(); ++i) {
+    const Event& event = timed.events[i];
+    if (event.is_poll ? !awaited[i].empty() : awaited_by_any.count(event.number))
+      order.push_back(i);
+  }
+  const std::vector<u64>& cycles = timed.timing.event_cycles;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return cycles[a] < cycles[b]; });
+  return json_list(order, [&](std::size_t i) {
+    const Event& event = timed.events[i];
+    return json_object({{"cycles", cycles[i]},
+                        {"store", event.is_poll ? -1 : static_cast<i64>(event.number)},
+                        {"waits_for", json_list(awaited[i])}});
+  });
+}
+
+Json json_of(const TimedWorkgroup& timed, const Json& events) {
   const Timing& timing = timed.timing;
   std::string stalls;
   for (u32 stall = 0; stall < kStalls; ++stall)
@@ -114,7 +144,23 @@ Json json_of(const TimedWorkgroup& timed) {
   return json_object({{"number", timed.number},
                       {"id", json_list(timed.id)},
                       {"instructions", timed.instructions},
+                      {"events", events},
                       {"timing", of_timing}});
+}
+
+Json json_of_timed(const DispatchObservation& state) {
+  std::vector<std::vector<std::vector<u64>>> awaited;
+  std::set<u64> awaited_by_any;
+  for (const TimedWorkgroup& timed : state.timed) {
+    awaited.push_back(awaited_by(timed, state.flags));
+    for (const std::vector<u64>& stores : awaited.back())
+      awaited_by_any.insert(stores.begin(), stores.end());
+  }
+  std::vector<Json> rows;
+  for (std::size_t i = 0; i < state.timed.size(); ++i)
+    rows.push_back(
+        json_of(state.timed[i], json_of_events(state.timed[i], awaited[i], awaited_by_any)));
+  return json_list(rows);
 }
 
 }  // namespace
@@ -159,7 +205,7 @@ void export_profile(const Dispatch& dispatch, DispatchObservation& state) {
        {"conflicts", json_of_conflicts(code, state.total)},
        {"workgroups_per_unit", state.workgroups_per_unit},
        {"memory_bytes", dispatch.memory.bytes()},
-       {"timed", json_list(state.timed, [](const auto& timed) { return json_of(timed); })}}));
+       {"timed", json_of_timed(state)}}));
 }
 
 ProfileOptions profile_options() { return options_of_thread; }

@@ -6,17 +6,11 @@
 namespace emulator {
 namespace {
 
-u64 number_of(const Workgroup& workgroup) {
-  const u32* const workgroups = workgroup.dispatch.workgroups;
-  return workgroup.id[0] +
-         u64{workgroups[0]} * (workgroup.id[1] + u64{workgroups[1]} * workgroup.id[2]);
-}
-
 // Runs on the worker's thread, so that several workgroups are timed at once and their steps need
 // not be kept.
 TimedWorkgroup timed_workgroup(const Workgroup& workgroup, const DispatchObservation& dispatch) {
   const WorkgroupObservation& state = *workgroup.observation;
-  TimedWorkgroup result{number_of(workgroup), {}, 0, {}};
+  TimedWorkgroup result{number_of(workgroup), {}, 0, {}, {}};
   std::copy_n(workgroup.id, 3, result.id);
   for (const Counts& counts : state.total) result.instructions += counts.executed;
   if (!state.has_all_steps) {
@@ -26,6 +20,8 @@ TimedWorkgroup timed_workgroup(const Workgroup& workgroup, const DispatchObserva
     result.timing.why_not = "a workgroup does not fit into a compute unit";
   } else {
     result.timing = time_workgroup(workgroup.dispatch, state.steps);
+    for (const Steps& steps : state.steps)
+      result.events.insert(result.events.end(), steps.events.begin(), steps.events.end());
   }
   return result;
 }
@@ -56,12 +52,20 @@ void count_accesses(Wave& wave, const Instruction& inst, WaveObservation& state,
     counts.lines += lines.size();
     state.step.lines = clipped(lines.size());
     if (state.is_timed)
-      for (const u64 line : lines) state.steps.lines.push_back(static_cast<u32>(line));
+      for (const u64 line : lines) state.recorded().lines.push_back(static_cast<u32>(line));
     state.global.clear();
   }
 }
 
 }  // namespace
+
+bool has_room_for_steps(Wave& wave) {
+  const WaveObservation& state = *wave.observation;
+  WorkgroupObservation& workgroup = *wave.workgroup->observation;
+  if (!state.is_timed || !workgroup.has_all_steps) return false;
+  const u64 most = wave.dispatch().observation->options.most_steps / wave.workgroup->wave_count;
+  return workgroup.has_all_steps = state.steps.steps.size() < most;
+}
 
 namespace hooks {
 
@@ -83,7 +87,10 @@ void dispatch_begin(Dispatch& dispatch) {
   const u64 workgroups_per_unit =
       std::min<u64>(state.occupancy.workgroups, (workgroups + units - 1) / units);
   state.workgroups_per_unit = static_cast<u32>(std::max<u64>(workgroups_per_unit, 1));
-  state.sample = sample_of(dispatch.workgroups, state.options.sample, state.options.looked_at);
+  state.polling_loop = polling_loops(dispatch);
+  // What a workgroup waits for is known where all are timed.
+  const u64 most = state.polling_loop.empty() ? state.options.sample : launched;
+  state.sample = sample_of(dispatch.workgroups, most, state.options.looked_at);
   state.costs.reserve(instructions.size());
   for (const Instruction& inst : instructions) state.costs.push_back(cost_of(inst, state.rates));
   state.total.resize(instructions.size());
@@ -133,6 +140,7 @@ void wave_begin(Wave& wave) {
 // Only one workgroup is looked at, and its waves end one after the other.
 void wave_end(Wave& wave) {
   WaveObservation& state = *wave.observation;
+  leave_polling_loop(wave);
   if (state.is_looked_at) {
     CountsByDword& total = wave.workgroup->observation->total;
     for (std::size_t i = 0; i < total.size(); ++i) total[i] += state.counts[i];
@@ -149,22 +157,20 @@ void wave_end(Wave& wave) {
 void before_instruction(Wave& wave, const Instruction& inst) {
   const u32 dword = static_cast<u32>(&inst - wave.dispatch().code->instructions.data());
   wave.observation->step = {dword, 0, 0};
+  if (!wave.dispatch().observation->polling_loop.empty()) before_polling(wave, inst);
 }
 
 void after_instruction(Wave& wave, const Instruction& inst) {
   WaveObservation& state = *wave.observation;
-  Counts& counts = (*state.counted_in)[state.step.dword];
+  Counts& counts = state.counts_of_step();
   ++counts.executed;
   const Unit unit = inst.definition->unit;
   if (unit == Unit::branch) counts.taken += wave.pc != &inst + inst.dwords;
   if (unit >= Unit::smem && unit != Unit::valu && unit != Unit::transcendental &&
       unit != Unit::mfma)
     count_accesses(wave, inst, state, counts);
-  WorkgroupObservation& workgroup = *wave.workgroup->observation;
-  if (!state.is_timed || !workgroup.has_all_steps) return;
-  const u64 most = wave.dispatch().observation->options.most_steps / wave.workgroup->wave_count;
-  if (state.steps.steps.size() < most) state.steps.steps.push_back(state.step);
-  else workgroup.has_all_steps = false;
+  if (has_room_for_steps(wave)) state.recorded().steps.push_back(state.step);
+  if (!wave.dispatch().observation->polling_loop.empty()) after_polling(wave, inst);
 }
 
 // ---- Memory -------------------------------------------------------------------------------------
@@ -174,14 +180,18 @@ void after_instruction(Wave& wave, const Instruction& inst) {
 void global_access(Wave& wave, const Instruction&, int lane, u64 address, u32 bytes, Access) {
   if (lane == kScalarLane) return;
   const Dispatch& dispatch = wave.dispatch();
-  if (dispatch.memory.contains(address, bytes, wave.memory_hit) && wave.memory_hit)
+  WaveObservation& state = *wave.observation;
+  const bool is_allowed = dispatch.memory.contains(address, bytes, wave.memory_hit);
+  if (is_allowed && wave.workgroup->observation->flags_lock.owns_lock())
+    state.flag_accesses.add(address, bytes);
+  if (is_allowed && wave.memory_hit)
     address -= wave.memory_hit->begin % dispatch.observation->rates.line_bytes;
-  wave.observation->global.add(lane, address, bytes);
+  state.global.add(lane, address, bytes);
 }
 // A lane's private dwords are interleaved with those of the other lanes.
 void scratch_access(Wave& wave, const Instruction&, int lane, u64 offset, u32 bytes, Access) {
   WaveObservation& state = *wave.observation;
-  (*state.counted_in)[state.step.dword].scratch_bytes += bytes;
+  state.counts_of_step().scratch_bytes += bytes;
   state.global.add(lane, (offset / 4 * kLanes + static_cast<u64>(lane)) * 4, bytes);
 }
 void lds_access(Wave& wave, const Instruction&, int lane, u64 offset, u32 bytes, Access) {

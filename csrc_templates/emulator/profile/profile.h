@@ -5,6 +5,7 @@
 //   accesses.cpp  what an access costs: LDS banks, cache lines
 //   loops.cpp     the loops of the code that ran
 //   sample.cpp    which workgroups are timed
+//   waits.cpp     which workgroup waits for which other one
 //   timing.cpp    when the instructions of a compute unit's waves issue
 //   hbm.cpp       what a workgroup brings in from HBM, and how fast
 //   export.cpp    all of it as JSON, for jitfmha/emulator/profile.py
@@ -13,6 +14,8 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "decode/code_object.h"
@@ -79,10 +82,21 @@ struct Step {
   u16 lines;
 };
 
+// A step by which workgroups wait for each other. A flag is a dword that they do it by.
+struct Event {
+  bool is_poll;  // otherwise a store
+  u32 step;      // of the wave's
+  u64 flag;      // its address
+  u64 number;    // of a store, which tells it from others; of a poll: how many it has seen
+};
+
 // What a wave did. The cache lines of all steps are in a row, by the low bits of their numbers.
 struct Steps {
   std::vector<Step> steps;
   std::vector<u32> lines;
+  std::vector<Event> events;  // by step
+
+  void append(const Steps& other);
 };
 
 // The lanes' accesses of the instruction that runs.
@@ -123,6 +137,59 @@ constexpr int kNoLoop = -1;
 std::vector<Loop> find_loops(const CodeObject&, const CountsByDword&);
 // The innermost loop of every dword.
 std::vector<int> innermost_loops(const std::vector<Loop>&, std::size_t dwords);
+
+// ---- Waits for other workgroups -----------------------------------------------------------------
+
+// The first dword of the loop around each dword of the kernel in which a wave may wait for another
+// workgroup; kNoLoop: there is none. Such a loop has no other one inside, sees what other units
+// store, and has neither a store nor matrix work.
+std::vector<int> polling_loops(const Dispatch&);
+
+// What has become of the flags of a launch. Whoever looks at one or stores to it holds the mutex
+// from before until it is noted, so that what is noted is the order in which it happened.
+class Flags {
+ public:
+  std::mutex mutex;
+
+  // Gives the store's number. `adds`: it made its value from the one before.
+  u64 note_store(u64 flag, u64 workgroup, bool adds);
+  u64 stores_to(u64 flag) const;
+  // Numbers of the stores by others which made what a workgroup saw after `seen` stores: of each
+  // workgroup the last one.
+  std::vector<u64> awaited(u64 flag, u64 seen, u64 workgroup) const;
+
+ private:
+  struct Store {
+    u64 number, workgroup;
+    bool adds;
+  };
+  std::unordered_map<u64, std::vector<Store>> stores_;
+  u64 next_ = 0;
+};
+
+// The lanes' accesses of the instruction that runs, where it may be one to a flag, with what was in
+// memory before.
+class FlagAccesses {
+ public:
+  void add(u64 address, u32 bytes);
+  void clear() { before_.clear(); }
+  const std::map<u64, u32>& dwords() const { return before_; }
+  // Whether all lanes are at one place, and what is there has changed.
+  bool is_store() const;
+
+ private:
+  std::map<u64, u32> before_;  // by address
+};
+
+// What a wave did from one branch back of a polling loop to the next one.
+struct Iteration {
+  Steps steps;
+  std::vector<std::pair<u32, Counts>> counts;  // by dword
+
+  // Whether `later`, which came next, looked at the same flags, because it did not find there what
+  // it waits for.
+  bool polls_as(const Iteration& later) const;
+};
 
 // ---- Timing -------------------------------------------------------------------------------------
 
@@ -165,6 +232,9 @@ struct Timing {
   u64 lines = 0, l1_hits = 0;            // that loads asked for, and that L1 had
   u64 lines_at_ends = 0;                 // that HBM moves before and behind the matrix work
   u64 stalls[kStalls] = {};              // sums over all waves
+  // When the events of the waves, one wave after the other, issue in the last of the workgroups to
+  // do so, if nobody has to wait.
+  std::vector<u64> event_cycles;
 };
 
 // `workgroups` copies of one workgroup, whose waves did `waves`, on one compute unit.
@@ -176,6 +246,9 @@ Timing time_workgroup(const Dispatch&, const std::vector<Steps>& waves);
 
 // ---- Sample -------------------------------------------------------------------------------------
 
+// The linear number of a workgroup, x fastest.
+u64 number_of(const Workgroup&);
+
 // Linear numbers of at most `most` workgroups, ascending, `looked_at` among them.
 std::vector<u64> sample_of(const u32 (&workgroups)[3], u64 most, u64 looked_at);
 
@@ -185,6 +258,7 @@ struct TimedWorkgroup {
   u32 id[3];
   u64 instructions;  // of its waves
   Timing timing;
+  std::vector<Event> events;  // those of Timing::event_cycles
 };
 
 // ---- State --------------------------------------------------------------------------------------
@@ -193,9 +267,11 @@ struct DispatchObservation {
   ProfileOptions options;
   Rates rates;
   Occupancy occupancy;
-  std::vector<u64> sample;      // by number, ascending
-  u32 workgroups_per_unit = 1;  // for the timing
-  std::vector<Cost> costs;      // one for each of CodeObject::instructions
+  std::vector<u64> sample;        // by number, ascending
+  u32 workgroups_per_unit = 1;    // for the timing
+  std::vector<Cost> costs;        // one for each of CodeObject::instructions
+  std::vector<int> polling_loop;  // of each dword; empty where the kernel has none
+  Flags flags;
   std::mutex mutex;
   CountsByDword total;               // of all waves
   std::vector<CountsByDword> waves;  // of the workgroup that is looked at
@@ -207,6 +283,7 @@ struct WorkgroupObservation {
   CountsByDword total;
   std::vector<Steps> steps;  // of its waves, where it is timed
   bool is_looked_at = false, is_timed = false, has_all_steps = true;
+  std::unique_lock<std::mutex> flags_lock;  // where the instruction that runs may be at a flag
 };
 
 struct WaveObservation {
@@ -216,7 +293,27 @@ struct WaveObservation {
   Step step{0, 0, 0};  // the instruction that runs
   AccessList lds, global;
   bool is_looked_at = false, is_timed = false;
+
+  // In a polling loop what is done is kept for each iteration, since those that waited in vain are
+  // no part of what the launch costs: how many there are depends on whose turn it is here.
+  int polling_loop = kNoLoop;
+  Iteration iteration, before_it, in_vain;
+  u64 polled_in_vain = 0;  // iterations like `in_vain`, which looked at the flags of `before_it`
+  FlagAccesses flag_accesses;
+
+  Counts& counts_of_step() {
+    return polling_loop == kNoLoop ? (*counted_in)[step.dword] : iteration.counts.back().second;
+  }
+  Steps& recorded() { return polling_loop == kNoLoop ? steps : iteration.steps; }
 };
+
+// Whether the wave's steps are kept, and there is room for more; if not, that is noted.
+bool has_room_for_steps(Wave&);
+
+// Of the hooks, for kernels with polling loops.
+void before_polling(Wave&, const Instruction&);
+void after_polling(Wave&, const Instruction&);
+void leave_polling_loop(Wave&);
 
 // Sorts the timed workgroups.
 void export_profile(const Dispatch&, DispatchObservation&);

@@ -20,6 +20,12 @@ double fraction(u64 i) {
 
 }  // namespace
 
+u64 number_of(const Workgroup& workgroup) {
+  const u32* const workgroups = workgroup.dispatch.workgroups;
+  return workgroup.id[0] +
+         u64{workgroups[0]} * (workgroup.id[1] + u64{workgroups[1]} * workgroup.id[2]);
+}
+
 std::vector<u64> sample_of(const u32 (&workgroups)[3], u64 most, u64 looked_at) {
   const u64 total = u64{workgroups[0]} * workgroups[1] * workgroups[2];
   std::set<u64> sample;

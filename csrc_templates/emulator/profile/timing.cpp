@@ -53,14 +53,17 @@ class Outstanding {
 struct SimulatedWave {
   const std::vector<Step>* steps;
   const u32* next_line;  // of those that the steps touch
+  const std::vector<Event>* events;
+  std::size_t first_event;  // in Timing::event_cycles
   u32 workgroup;
-  std::size_t next = 0;
+  std::size_t next = 0, next_event = 0;
   std::size_t matrix_begin = 0, matrix_end = kNoEnd;  // its matrix instructions are within
   u64 ready = 0;                                      // it cannot issue before
   Stall waiting_for = Stall::fetch;
   u64 issued_at = kNever;
   u32 priority = 0;
   bool at_barrier = false;
+  bool polls = false;  // by the instruction that issues: it sees what L2 has
   Outstanding vm, lgkm;
   u64 packed_free = 0;           // when packed float32 can follow its matrix instructions
   u64 last_result = 0;           // when all of the results below are there
@@ -134,16 +137,21 @@ class ComputeUnit {
         arrived_(workgroups, 0),
         l1_(rates.l1_bytes / rates.line_bytes, rates.l1_ways) {
     for (u32 workgroup = 0; workgroup < workgroups; ++workgroup) {
+      std::size_t events = 0;
       for (const Steps* const steps : waves) {
         Simd& simd = simds_[waves_.size() % kSimds];
         waves_.push_back(std::make_unique<SimulatedWave>());
         waves_.back()->steps = &steps->steps;
         waves_.back()->next_line = steps->lines.data();
+        waves_.back()->events = &steps->events;
+        waves_.back()->first_event = events;
+        events += steps->events.size();
         waves_.back()->workgroup = workgroup;
         find_matrix_work(*waves_.back());
         simd.waves.push_back(waves_.back().get());
         running_[workgroup] += !steps->steps.empty();
       }
+      timing_.event_cycles.resize(events);
     }
     timing_.workgroups = workgroups;
   }
@@ -236,6 +244,14 @@ class ComputeUnit {
 
     port_used = now_;
     wave.ready = now_ + rates_.issue;
+    wave.polls = false;
+    for (; wave.next_event < wave.events->size(); ++wave.next_event) {
+      const Event& event = (*wave.events)[wave.next_event];
+      if (event.step != wave.next) break;
+      wave.polls |= event.is_poll;
+      // The last of the workgroups to come there stays.
+      timing_.event_cycles[wave.first_event + wave.next_event] = now_;
+    }
     occupy(simd, wave, step, cost);
     advance(wave, step, cost);
     return true;
@@ -289,12 +305,12 @@ class ComputeUnit {
       occupy_l1(rates_.l1_line);
       // Workgroups that share a compute unit are at different places: each has lines of its own.
       const u64 line = u64{wave.workgroup} << 32 | *wave.next_line++;
-      const u64* known = l1_.find(line);
+      const u64* known = wave.polls ? nullptr : l1_.find(line);
       timing_.l1_hits += known != nullptr;
       if (!known) {
         fills_free_ = std::max(fills_free_, l1_free_) + rates_.global_line;
         u64 filled = fills_free_ + rates_.global_latency;
-        if (is_brought_in(line) && move(wave, fills_free_))
+        if (!wave.polls && is_brought_in(line) && move(wave, fills_free_))
           filled = std::max(filled, hbm_end() + rates_.hbm_latency);
         l1_.insert(line, filled);
         there = std::max(there, filled);

@@ -1,0 +1,225 @@
+"""Faults of kernels that others ship, once more: `docs/found.md` says what each of them is.
+
+    python examples/found/reproduce.py aiter_dq_convert FILE.co
+    python examples/found/reproduce.py triton_multreduce multreduce_matmul_kernel.py
+
+It fetches nothing: `--list` says what to get, where from, and its SHA-256. What is a Python script
+is compiled first, by the Triton that is installed, which needs no GPU. Then `run-kernel` runs the
+launch NAME.json beside this script on the emulator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import io
+import json
+import struct
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jitfmha.cli import main as run_command
+
+_HERE = Path(__file__).parent
+_AITER = "github.com/ROCm/aiter, commit e4048607a535ace3a2b51ded31b1c8c2d45c0879"
+_TRITON = "github.com/ROCm/triton, commit 4a7afd262352be86cf2a10ef379469febaccf1bf"
+
+
+class Compiled(NamedTuple):
+    """A kernel of a script of Triton's, and what its host code would compile it with."""
+
+    kernel: str
+    version: str
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    options: Mapping[str, Any]
+    is_divisible: bool = False  # addresses and numbers by 16, which it was told
+
+
+class Found(NamedTuple):
+    """A file, and what its launch shows: a finding of ``kind`` that ``says`` so, or wrong sums.
+
+    ``sum_of_rows`` is what each element of the output c is, where it is right.
+    """
+
+    source: str
+    file: str
+    sha256: str
+    kind: str = ""
+    says: str = ""
+    sum_of_rows: float | None = None
+    compiled: Compiled | None = None
+
+
+_POINTERS = dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), "*fp16")
+_NUMBERS = dict.fromkeys(("M", "N", "K"), "i32")
+FOUND = {
+    "aiter_dq_convert": Found(
+        _AITER,
+        "hsa/gfx942/fmha_v3_bwd/bwd_hd128_dq_convert_bf16_rtne.co",
+        "73b299e22bd157cbd92958293582ee7737e9c36e19d27bad645d80b433b65f1a",
+        "wait-count",
+    ),
+    "aiter_causal_backward_rows": Found(
+        _AITER,
+        "hsa/gfx950/fmha_v3_bwd/bwd_hd128_bf16_causal_br_a32_psskddv.co",
+        "6d272c1b48014205680d1927180e72f3f2b3f3f9a84fa180ca49a409c93bc482",
+        "global-bounds",
+        "store of",
+    ),
+    "aiter_causal_backward_race": Found(
+        _AITER,
+        "hsa/gfx950/fmha_v3_bwd/bwd_hd128_bf16_causal_a32_psskddv.co",
+        "e1edccf66fc52e7886a54a403998d8d3b40e8debbe209147a08934d72f0e0d11",
+        "lds-race",
+    ),
+    "triton_multreduce": Found(
+        _TRITON,
+        "python/perf-kernels/multreduce_matmul_kernel.py",
+        "b41e5a353ad7c82a76ebe3fd46355fc8a33f9f3a169f32e5778487ef1dc00abf",
+        "global-bounds",
+        "load of",
+        compiled=Compiled(
+            "triton_matmul_kernel",
+            "3.9.0",
+            {
+                **_POINTERS,
+                "bias_ptr": "*fp16",
+                **_NUMBERS,
+                **dict.fromkeys(("stride_am", "stride_ak", "stride_bk", "stride_bn"), "i32"),
+                **dict.fromkeys(("stride_cm", "stride_cn", "stride_bias"), "i32"),
+            },
+            {
+                "BLOCK_SIZE_M": 1,
+                "BLOCK_SIZE_N": 64,
+                "BLOCK_SIZE_K": 128,
+                "USE_BIAS": False,
+                "USE_DOT": False,
+                "EVEN_K": False,
+            },
+            {"num_warps": 8, "num_stages": 2},
+        ),
+    ),
+    "triton_fp8_gemm": Found(
+        _TRITON,
+        "python/perf-kernels/gemm.py",
+        "7e8a975531cb2912d0fea17881d6f07ac3e68f1a356691c3c47cff9158e709c0",
+        sum_of_rows=192.0,
+        compiled=Compiled(
+            "matmul_kernel",
+            "3.9.0",
+            {
+                "a_ptr": "*fp8e4b8",
+                "b_ptr": "*fp8e4b8",
+                "c_ptr": "*fp32",
+                **_NUMBERS,
+                **dict.fromkeys(("stride_am", "stride_bn", "stride_cm"), "i32"),
+                "a_scale_ptr": "*fp32",
+                "b_scale_ptr": "*fp32",
+            },
+            {
+                "stride_ak": 1,
+                "stride_bk": 1,
+                "stride_cn": 1,
+                "BLOCK_SIZE_M": 256,
+                "BLOCK_SIZE_N": 256,
+                "BLOCK_SIZE_K": 64,
+                "EVEN_K": True,
+                "GROUP_SIZE_M": 8,
+                "APPLY_SCALE": True,
+                "ACTIVATION": "",
+            },
+            {
+                "num_warps": 8,
+                "num_stages": 2,
+                "waves_per_eu": 2,
+                "kpack": 2,
+                "matrix_instr_nonkdim": 16,
+            },
+            is_divisible=True,
+        ),
+    ),
+}
+
+
+def _code_object(path: Path, compiled: Compiled) -> bytes:
+    triton, compiler = map(importlib.import_module, ("triton", "triton.compiler"))
+    if triton.__version__ != compiled.version:
+        raise ValueError(f"seen with Triton {compiled.version}; {triton.__version__} is installed")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = script
+    spec.loader.exec_module(script)
+    kernel = getattr(script, compiled.kernel)
+    while not isinstance(kernel, triton.JITFunction):
+        kernel = kernel.fn  # which is what tunes it
+    types = {**compiled.signature, **dict.fromkeys(compiled.constants, "constexpr")}
+    signature = {name: types[name] for name in kernel.arg_names}
+    divisible = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(kernel.arg_names)
+        if compiled.is_divisible and types[name] != "constexpr"
+    }
+    source = compiler.ASTSource(kernel, signature, dict(compiled.constants), divisible)
+    target = importlib.import_module("triton.backends.compiler").GPUTarget("hip", "gfx942", 64)
+    built = triton.compile(source, target=target, options=dict(compiled.options))
+    return bytes(built.asm["hsaco"])
+
+
+def reproduce(name: str, path: Path) -> list[str]:
+    """What the launch of a file shows of the fault, one sentence each; empty where it is not there.
+
+    Raises ``ValueError`` for another file, or another version of Triton.
+    """
+    found = FOUND[name]
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    if sha256 != found.sha256:
+        raise ValueError(f"{path} has the SHA-256 {sha256}; {found.file} has {found.sha256}")
+    with tempfile.TemporaryDirectory() as folder:
+        if found.compiled is not None:
+            code_object = _code_object(path, found.compiled)
+            path = Path(folder) / f"{name}.co"
+            path.write_bytes(code_object)
+        command = ["run-kernel", str(path), "--args", str(_HERE / f"{name}.json"), "--json"]
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            run_command([*command, "--out", folder])
+        seen = [
+            f"{each['kind']}: {each['message']} ({each['count']} times)"
+            for each in json.loads(printed.getvalue())["findings"]
+            if each["kind"] == found.kind and found.says in each["message"]
+        ]
+        if found.sum_of_rows is not None:
+            c = {
+                value
+                for (value,) in struct.iter_unpack("<f", (Path(folder) / "c.bin").read_bytes())
+            }
+            if c != {found.sum_of_rows}:
+                seen.append(f"c is {sorted(c)} where {found.sum_of_rows} is right")
+    return seen
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("name", nargs="?", choices=FOUND)
+    parser.add_argument("file", nargs="?", type=Path)
+    parser.add_argument("--list", action="store_true", help="what there is, and what to get")
+    options = parser.parse_args()
+    if options.list or options.file is None:
+        for name, found in FOUND.items():
+            print(f"{name}: {found.file} of {found.source}, SHA-256 {found.sha256}")
+        return 0 if options.list else 2
+    seen = reproduce(options.name, options.file)
+    print("\n".join(seen or ["the fault was not seen"]))
+    return 0 if seen else 1
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,267 @@
+"""Workgroups that wait for each other, by the cost model: until the store and a round trip.
+
+How often a workgroup polls here depends on how workgroups take turns, and so on the workers. What a
+launch is estimated to take must not.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from launches import assembled, kernel_text, launch_code
+
+from jitfmha.emulator import Emulator
+from jitfmha.emulator.estimate import Estimate, Event, TimedWorkgroup, Timing, estimate_launch
+from jitfmha.emulator.profile import LaunchProfile, set_profile_options, take_profiles
+from jitfmha.emulator.rates import rates_of, rates_of_chip
+
+_WORKERS = (1, 2, 4)
+_LOAD = "global_load_dword v4, v1, s[4:5] sc1"
+# How a workgroup looks at the flag, whose address is s[4:5]; v1 is 0 and v2 is 1.
+_LOOKS = {
+    "load": _LOAD,
+    "sleep": f"s_sleep 1\n{_LOAD}",
+    "add": "v_mov_b32 v3, 0\nglobal_atomic_add v4, v1, v3, s[4:5] sc0",
+    "swap": "v_mov_b32 v6, 1\nv_mov_b32 v7, 1\nglobal_atomic_cmpswap v4, v1, v[6:7], s[4:5] sc0",
+    "barrier": f"{_LOAD}\ns_waitcnt vmcnt(0)\ns_barrier",
+}
+_STORE = "global_store_dword v1, v2, s[4:5] sc1"
+_ADD = "global_atomic_add v1, v2, s[4:5]"
+
+
+def _kernel(work: Mapping[int, int], store: str, look: str, wanted: int) -> str:
+    """Those of `work` add up so often and store; others wait for the flag to be `wanted`."""
+    lines = ["s_load_dwordx2 s[4:5], s[0:1], 0", "v_mov_b32 v1, 0", "v_mov_b32 v2, 1"]
+    lines += ["s_mov_b64 exec, 1", "s_waitcnt lgkmcnt(0)"]
+    lines += [f"s_cmp_eq_u32 s2, {place}\ns_cbranch_scc1 .Lproduce{place}" for place in work]
+    lines += [".Lconsume:", look, "s_waitcnt vmcnt(0)", "v_readfirstlane_b32 s6, v4"]
+    lines += [f"s_cmp_lg_u32 s6, {wanted}", "s_cbranch_scc1 .Lconsume", "s_endpgm"]
+    for place, times in work.items():
+        lines += [f".Lproduce{place}:", *["v_add_f32 v3, v3, v3"] * times, store, "s_endpgm"]
+    return kernel_text("waits", "\n".join(lines), vgprs=16)
+
+
+def _profile(
+    profiler: Emulator, arch: str, text: str, workgroups: int, **options: int
+) -> LaunchProfile:
+    flag = np.zeros(64, np.uint32)
+    with profiler.keep_options():
+        profiler.set_options(**options)
+        take_profiles(profiler.library)
+        launch_code(profiler, arch, assembled(arch, text), "waits", workgroups, 64, flag)
+        (profile,) = take_profiles(profiler.library)
+    return profile
+
+
+def _same_with_all_workers(profiler: Emulator, arch: str, text: str, workgroups: int) -> Estimate:
+    profiles = [_profile(profiler, arch, text, workgroups, threads=n) for n in _WORKERS]
+    estimates = [profile.estimate() for profile in profiles]
+    assert estimates[0] is not None
+    assert estimates == estimates[:1] * len(_WORKERS)
+    assert len({str(profile.work) for profile in profiles}) == 1
+    return estimates[0]
+
+
+@pytest.mark.parametrize("look", _LOOKS)
+def test_a_wait_lasts_until_the_store_and_a_round_trip(profiler, arch, look, seed):
+    draw = random.Random(seed)
+    rates = rates_of(arch)
+    latency = rates["global_latency"]
+    # Producers' places decide whether it has stored here when the others look for the first time.
+    works, cycles = [draw.randrange(1000, 5000) for _ in range(3)], []
+    for place, work in zip((0, draw.randrange(1, 5), 5), works, strict=True):
+        text = _kernel({place: work}, _STORE, _LOOKS[look], 1)
+        estimate = _same_with_all_workers(profiler, arch, text, 6)
+        cycles.append(estimate.cycles)
+        assert 0 < estimate.waiting < 1
+    # Every addition counts, and what is left is the same: beginning, store, load, end. All of these
+    # have 20 instructions at most, of which one is a scalar load, one sleeps, one is a barrier and
+    # two branch; memory is asked for the flag once, which takes a line of L1, L2 or the atomics.
+    rest = {c - rates["valu"] * work for c, work in zip(cycles, works, strict=True)}
+    assert len(rest) == 1
+    least = latency + rates["scalar_latency"]
+    most = 20 * rates["issue"] + 64 + rates["barrier"] + 2 * rates["branch"]
+    most += rates["l1_line"] + rates["global_line"] + rates["atomic_line"]
+    assert least < rest.pop() <= least + most
+
+
+def test_a_counter_is_waited_for_until_all_have_added(profiler, arch, seed):
+    """Whoever is the last one here, on the chip it is the one that works longest."""
+    draw = random.Random(seed)
+    work = {place: draw.randrange(100, 1000) for place in draw.sample(range(8), 5)}
+    longest = draw.choice(list(work))
+    cycles = []
+    for times in (2000, 3000):
+        work[longest] = times
+        text = _kernel(work, _ADD, _LOAD, len(work))
+        cycles.append(_same_with_all_workers(profiler, arch, text, 8).cycles)
+    assert cycles[1] - cycles[0] == 1000 * rates_of(arch)["valu"]
+
+
+def test_a_flag_is_waited_for_where_others_share_its_line(profiler, arch):
+    """The second flag of a cache line is in L2 when it is polled, as the first one was."""
+    look = """
+    .Lfirst:
+      global_load_dword v4, v1, s[4:5] offset:4 sc1
+      s_waitcnt vmcnt(0)
+      v_readfirstlane_b32 s6, v4
+      s_cmp_lg_u32 s6, 1
+      s_cbranch_scc1 .Lfirst
+    """
+    store = "global_store_dword v1, v2, s[4:5] offset:4 sc1\n" + _STORE
+    plain = _kernel({0: 3000}, store, _LOAD, 1)
+    twice = plain.replace(".Lconsume:", f"{look}.Lconsume:")
+    one, two = (_same_with_all_workers(profiler, arch, text, 2).cycles for text in (plain, twice))
+    rates = rates_of(arch)
+    assert rates["global_latency"] < two - one < rates["global_latency"] + rates["l1_latency"]
+
+
+def test_a_chain_of_waits(profiler, arch):
+    """Workgroup n works, waits for n + 1 and stores: they work at once, and then wait in turn."""
+    count, work = 12, 500
+    text = kernel_text(
+        "waits",
+        f"""
+        s_load_dwordx2 s[4:5], s[0:1], 0
+        v_mov_b32 v2, 1
+        s_mov_b64 exec, 1
+        s_lshl_b32 s7, s2, 2
+        v_mov_b32 v1, s7
+        s_waitcnt lgkmcnt(0)
+        {"v_add_f32 v3, v3, v3;" * work}
+        s_cmp_eq_u32 s2, {count - 1}
+        s_cbranch_scc1 .Lstore
+        .Lwait:
+        global_load_dword v4, v1, s[4:5] offset:4 sc1
+        s_waitcnt vmcnt(0)
+        v_readfirstlane_b32 s6, v4
+        s_cmp_lg_u32 s6, 1
+        s_cbranch_scc1 .Lwait
+        .Lstore:
+        {_STORE}
+        """.replace(";", "\n"),
+        vgprs=16,
+    )
+    rates = rates_of(arch)
+    estimate = _same_with_all_workers(profiler, arch, text, count)
+    hops = (estimate.cycles - rates["valu"] * work - rates["scalar_latency"]) / count
+    # A hop is a load, and up to eight instructions until the store; the last one ends with its own.
+    most = 8 * rates["issue"] + 2 * rates["branch"] + rates["l1_line"] + rates["global_line"]
+    assert rates["global_latency"] < hops <= rates["global_latency"] + most
+
+
+def test_a_loop_that_waits_for_nobody_keeps_its_iterations(profiler, arch):
+    """What it polls no other workgroup has stored; it ends by its counter."""
+    times = 37
+    body = f"""
+        s_load_dwordx2 s[4:5], s[0:1], 0
+        v_mov_b32 v1, 0
+        s_mov_b32 s6, {times}
+        s_waitcnt lgkmcnt(0)
+        .Lloop:
+        {_LOAD}
+        s_waitcnt vmcnt(0)
+        s_sub_u32 s6, s6, 1
+        s_cmp_lg_u32 s6, 0
+        s_cbranch_scc1 .Lloop
+    """
+    profile = _profile(profiler, arch, kernel_text("waits", body, vgprs=16), 2)
+    estimate = profile.estimate()
+    assert estimate is not None
+    assert estimate.waiting == 0
+    assert profile.work.global_memory == 2 * times
+    (loop,) = profile.loops
+    assert loop.iterations == 2 * times
+    assert estimate.cycles > times * rates_of(arch)["global_latency"] / 10
+    few = _profile(profiler, arch, kernel_text("waits", body.replace("37", "36"), vgprs=16), 2)
+    assert few.work.count() == profile.work.count() - 2 * 5
+
+
+def test_all_workgroups_run_where_some_wait_for_others(profiler):
+    """A sample without the workgroup that stores would never end."""
+    text = _kernel({90: 10}, _STORE, _LOAD, 1)
+    take_profiles(profiler.library)
+    set_profile_options(profiler.library, sample=4, run_sample_only=True)
+    try:
+        profile = _profile(profiler, "gfx942", text, 100, instruction_budget=1_000_000)
+    finally:
+        set_profile_options(profiler.library)
+    assert len(profile.timed) == profile.ended_workgroups == 100
+
+
+def test_a_fault_at_a_flag_ends_the_launch(profiler):
+    text = _kernel({0: 10}, "global_store_dword v1, v2, s[4:5] offset:1024 sc1", _LOAD, 1)
+    with pytest.raises(RuntimeError, match="outside of all memory"):
+        _profile(profiler, "gfx942", text, 4, instruction_budget=1_000_000)
+
+
+# ---- On the chip ---------------------------------------------------------------------------------
+
+
+def _scheduled(
+    workgroups: Sequence[tuple[int, Sequence[Event]]], units: int, launched: int = 0
+) -> Estimate | None:
+    timed = [
+        TimedWorkgroup(
+            n, (n, 0, 0), 1, Timing(1, cycles, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, {}), "", tuple(events)
+        )
+        for n, (cycles, events) in enumerate(workgroups)
+    ]
+    return estimate_launch(
+        timed,
+        grid=(len(timed), 1, 1),
+        workgroups=launched or len(timed),
+        compute_units=units,
+        xcds=1,
+        xcd_engines=1,
+        workgroups_per_unit=1,
+        chip=rates_of_chip("MI300X"),
+        line_bytes=128,
+    )
+
+
+_STORES = (1000, [Event(900, 7, ())])
+_WAITS = (500, [Event(100, -1, (7,))])
+
+
+@pytest.mark.parametrize(
+    ("workgroups", "units", "cycles"),
+    [
+        ([_STORES, _WAITS], 2, 1300),
+        ([_WAITS, _STORES], 2, 1300),
+        # Whoever comes late does not wait.
+        ([_STORES, _WAITS], 1, 1500),
+        # Others have to wait for the unit, too.
+        ([_STORES, _WAITS, (400, [])], 2, 1400),
+        ([_STORES, _WAITS, (400, []), (400, [])], 2, 1700),
+        # The last of the stores counts, and each wait begins where the one before has ended.
+        ([_STORES, (300, [Event(200, 8, ())]), (500, [Event(100, -1, (7, 8))])], 3, 1300),
+        (
+            [_STORES, (500, [Event(100, -1, (7,)), Event(200, 8, ())]), (50, [Event(0, -1, (8,))])],
+            3,
+            1300,
+        ),
+    ],
+)
+def test_where_workgroups_wait_on_the_chip(workgroups, units, cycles):
+    estimate = _scheduled(workgroups, units)
+    assert estimate is not None
+    assert estimate.cycles == cycles
+
+
+def test_waiting_is_a_share_of_the_time_of_workgroups():
+    estimate = _scheduled([_STORES, _WAITS], 2)
+    assert estimate is not None
+    assert estimate.waiting == pytest.approx(800 / (1000 + 500 + 800))
+
+
+def test_whom_nobody_makes_room_for_is_waited_for_in_vain():
+    assert _scheduled([_WAITS, _STORES], 1) is None
+
+
+def test_assumed_workgroups_wait_for_those_launched_with_them():
+    estimate = _scheduled([_STORES, _WAITS], 2, launched=6)
+    assert estimate is not None
+    # Each store comes 900 cycles after its workgroup's begin, whoever has stored before.
+    assert estimate.cycles == 3300
