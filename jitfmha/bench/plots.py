@@ -84,7 +84,7 @@ def _lines(measurements: Sequence[Measurement], milliseconds: Any, speeds: Any) 
 
 def _number(axis: Any) -> None:
     """Write numbers at 1, 2 and 5 times a power of ten: times may lie between two powers."""
-    from matplotlib.ticker import LogLocator
+    from matplotlib.ticker import LogLocator  # an optional dependency
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter("{x:g}")
