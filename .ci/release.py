@@ -76,6 +76,6 @@ def _output(*command: str) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     main(Path(sys.argv[1]))

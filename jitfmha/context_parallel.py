@@ -9,18 +9,25 @@ log-sum-exps. :func:`all_to_all_attention` exchanges rows for heads, computes wh
 some heads, and exchanges back. The first takes any number of heads, the second moves less where
 there are few processes. Both are differentiable, and every process of the group has to call them,
 in forward and in backward.
+
+Before the first call of a kind exchanges anything, each process builds the kernels that it takes,
+and all wait for those that do, for longer than a message may take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .call.interface import OFF, fmha_bwd, fmha_fwd
+from . import jit
+from .call.dispatch import Explanation
+from .call.interface import OFF, explain, explain_bwd, fmha_bwd, fmha_fwd
 from .problem.arguments import OPTION_NAMES
 from .problem.checks import describe, refuse_unexpected
 from .problem.mask import OPEN_WINDOW, Mask, parse_mask
@@ -228,6 +235,7 @@ def all_to_all_attention(
                 raise ValueError(f"{name} is {describe(given)}; expected ({q.shape[2]},)")
             options[name] = given[ours]
     shards = call.of_q, call.of_k, call.of_k
+    _build_together(call, "all to all", q, v, lambda: _explained_heads(q, k, v, call, options))
     exchange: Any = _Exchange.apply
     whole = (exchange(x, True, each, call) for x, each in zip((q, k, v), shards, strict=True))
     out, lse = fmha_fwd(*whole, return_lse=True, **options)
@@ -300,6 +308,92 @@ def _check_rows(name: str, rows: int, of_length: str, shards: _Shards, rank: int
             f"{name} has {rows} rows; with {of_length}={shards.seqlen} process {rank} of "
             f"{shards.ranks} has {expected}"
         )
+
+
+# ---- What is built before anything is exchanged --------------------------------------------------
+
+# How long others may compile.
+_PATIENCE = timedelta(minutes=15)
+# By group the kinds of calls that were built.
+_built: WeakKeyDictionary[dist.ProcessGroup, set[tuple[object, ...]]] = WeakKeyDictionary()
+
+
+def _build_together(
+    call: _Call, what: str, q: Tensor, v: Tensor, explained: Callable[[], Iterator[Explanation]]
+) -> None:
+    """Build what the first call of a kind takes, and wait for the processes that build.
+
+    One that compiles answers nobody, and that may last longer than the group lets a message take.
+    So each says before whether it has to build, and in the group's store when it is done. Kernels
+    that calls with other lengths take may still be built between messages.
+    """
+    options = tuple(sorted(name for name, value in call.options.items() if value is not OFF))
+    is_masked = call.mask.left is not None or call.mask.right is not None
+    kind = (what, q.device.type, q.dtype, q.shape[-1], v.shape[-1], is_masked, options)
+    kinds = _built.setdefault(call.group, set())
+    # torch 2.10 may lack the way to a group's store, and not every group has one.
+    store = getattr(call.group, "get_group_store", lambda: None)()
+    if kind in kinds or call.ranks == 1 or store is None:
+        return
+    kinds.add(kind)
+    specs = {x.digest: x for each in explained() if each.plan for x in each.plan.specs}
+    missing = [spec for spec in specs.values() if not jit.is_built(spec)]
+    builds = torch.tensor([len(missing)], device=q.device)
+    of_all = [torch.empty_like(builds) for _ in range(call.ranks)]
+    dist.all_gather(of_all, builds, group=call.group)
+    done = [f"jitfmha/{len(kinds)}/{rank}" for rank in range(call.ranks)]
+    try:
+        for spec in missing:
+            (jit.load if spec.toolchain == "host_cpp" else jit.read)(spec)
+    finally:  # Nobody waits for one that failed.
+        store.set(done[call.rank], "")
+    store.wait([x for x, number in zip(done, of_all, strict=True) if number.item()], _PATIENCE)
+
+
+def _on_meta(like: Tensor, seqlen: int) -> Tensor:
+    shape = (like.shape[0], seqlen, *like.shape[2:])
+    return torch.empty(shape, dtype=like.dtype, device="meta")
+
+
+def _explained_ring(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Iterator[Explanation]:
+    for block in _kinds_of_blocks(call):
+        rows, keys = (part.stop - part.start for part in (block.rows, block.keys))
+        tensors = _on_meta(q, rows), _on_meta(k, keys), _on_meta(v, keys)
+        yield explain(*tensors, device=q.device, mask=block.mask, return_lse=True, **call.options)
+
+
+def _explained_gradients(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Iterator[Explanation]:
+    for block in _kinds_of_blocks(call):
+        rows, keys = (part.stop - part.start for part in (block.rows, block.keys))
+        tensors = _on_meta(q, rows), _on_meta(k, keys), _on_meta(v, keys)
+        out = tensors[0].new_empty(*tensors[0].shape[:-1], v.shape[-1])
+        lse = out.new_empty(q.shape[0], q.shape[2], rows, dtype=torch.float32)
+        yield explain_bwd(
+            *(out, *tensors, out, lse), device=q.device, mask=block.mask, **call.options
+        )
+
+
+def _explained_heads(
+    q: Tensor, k: Tensor, v: Tensor, call: _Call, options: dict[str, Any]
+) -> Iterator[Explanation]:
+    lengths = (call.of_q.seqlen, call.of_k.seqlen, call.of_k.seqlen)
+    whole = [
+        _on_meta(x[:, :, : x.shape[2] // call.ranks], seqlen)
+        for x, seqlen in zip((q, k, v), lengths, strict=True)
+    ]
+    given: dict[str, Any] = {
+        n: x.to("meta") if isinstance(x, Tensor) else x for n, x in options.items()
+    }
+    yield explain(*whole, device=q.device, return_lse=True, **given)
+
+
+def _kinds_of_blocks(call: _Call) -> Iterable[_Block]:
+    """The largest block with a mask, and the largest one without."""
+    largest: dict[bool, _Block] = {}
+    blocks = (block for source in range(call.ranks) for block in call.blocks(source))
+    for block in sorted(blocks, key=lambda x: (x.keys.stop - x.keys.start) * x.rows.stop):
+        largest[block.mask == "none"] = block
+    return largest.values()
 
 
 # ---- Blocks --------------------------------------------------------------------------------------
@@ -409,6 +503,7 @@ class _KeysAndValues:
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> tuple[Tensor, Tensor]:
+        _build_together(call, "forward", q, v, lambda: _explained_ring(q, k, v, call))
         shape = (*q.shape[:-1], v.shape[-1])
         out = torch.zeros(shape, dtype=torch.float32, device=q.device)
         lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float32)
@@ -431,6 +526,7 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         call: _Call = ctx.call
+        _build_together(call, "backward", q, v, lambda: _explained_gradients(q, k, v, call))
         dout = torch.zeros_like(out) if dout is None else dout
         dout = dout if dout.stride(-1) == 1 else dout.contiguous()
         dq = torch.zeros_like(q, dtype=torch.float32)

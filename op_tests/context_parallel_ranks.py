@@ -23,7 +23,7 @@ from closeness import assert_close
 from inputs import random_qkv
 from torch import Tensor
 
-from jitfmha import context_parallel
+from jitfmha import context_parallel, jit
 from jitfmha.context_parallel import all_to_all_attention, ring_attention, shard, unshard
 from jitfmha.problem.float64_reference import attention
 
@@ -152,6 +152,30 @@ def slopes_and_sinks(seed: int) -> dict[str, float]:
     return {}
 
 
+def slow_builds(seed: int) -> dict[str, float]:
+    """One process compiles for longer than the group lets a message take."""
+    size, brief = dist.get_world_size(), timedelta(seconds=4)
+    group = dist.new_group(list(range(size)), timeout=brief)
+    kept = jit.is_built, jit.load
+
+    def load(spec: jit.BuildSpec) -> Any:
+        if dist.get_rank() == size - 1:
+            time.sleep(brief.total_seconds() + 2)
+        return kept[1](spec)
+
+    jit.is_built = lambda _: False
+    jit.load = load
+    try:
+        x = torch.randn(1, 8, size, 32, generator=torch.Generator().manual_seed(seed))
+        ours = shard(x, group)
+        out, lse = ring_attention(ours, ours, ours, seqlen_q=8, group=group, return_lse=True)
+    finally:
+        jit.is_built, jit.load = kept
+    result = unshard(out, 8), unshard(lse, 8, dim=2)
+    assert_close(result, attention(x, x, x), x, x, x)
+    return {}
+
+
 def killed(seed: int) -> dict[str, float]:
     """The last process goes while the others wait for it; comes last, as the group is broken."""
     if dist.get_rank() == dist.get_world_size() - 1:
@@ -181,7 +205,7 @@ def run_rank(rank: int, size: int, folder: Path, seed: int) -> None:
     ]
     every += [
         (function.__name__, lambda function=function: function(seed))
-        for function in (half_precision, refusals, slopes_and_sinks, killed)
+        for function in (half_precision, refusals, slopes_and_sinks, slow_builds, killed)
     ]
     results: dict[str, Any] = {}
     for name, case in every:

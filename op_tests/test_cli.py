@@ -441,7 +441,7 @@ def test_timings_alternate():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_ragged_benchmark_checks_what_it_times(monkeypatch, dtype):
-    looped, padded = cpu._time_ragged("small", [5, 40, 1], dtype, 64, min_seconds=0.0)
+    looped, padded = cpu.time_ragged("small", [5, 40, 1], dtype, 64, min_seconds=0.0)
     assert looped.against != padded.against
     assert looped.error < over_sdpa.TOLERANCE[dtype]
     assert looped.gflops == pytest.approx(4 * 8 * (25 + 1600 + 1) * 64 / looped.seconds / 1e9)
@@ -449,14 +449,14 @@ def test_the_ragged_benchmark_checks_what_it_times(monkeypatch, dtype):
     right = cpu.fmha_fwd
     monkeypatch.setattr(cpu, "fmha_fwd", lambda *args, **kwargs: -right(*args, **kwargs))  # type: ignore[operator]
     with pytest.raises(RuntimeError, match="small: the result differs"):
-        cpu._time_ragged("small", [5, 40, 1], dtype, 64, min_seconds=0.0)
+        cpu.time_ragged("small", [5, 40, 1], dtype, 64, min_seconds=0.0)
 
 
 def test_ragged_lengths_are_those_of_the_bar():
-    lengths = cpu._ragged_lengths()
+    lengths = cpu.ragged_lengths()
     assert len(lengths) == 16
     assert (min(lengths), max(lengths)) == (64, 2048)
-    assert lengths == cpu._ragged_lengths()
+    assert lengths == cpu.ragged_lengths()
 
 
 def test_a_decode_loop_has_one_key_more_each_call(monkeypatch):

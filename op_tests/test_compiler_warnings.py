@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import pytest
 
 from jitfmha.amd.chips import Arch
-from jitfmha.emulator.library import Variant, build_spec
+from jitfmha.emulator.library import Variant, build_spec, decoder_spec
 from jitfmha.jit import BuildSpec
 from jitfmha.jit.toolchain.compiling import zig_program
 from jitfmha.jit.toolchain.device_compiler import HIP_FLAGS
@@ -167,3 +167,8 @@ def test_kernels_for_amd_gpus(name, tmp_path):
 )
 def test_the_emulator(compiler, variant, tmp_path):
     check(build_spec(variant), host_compiler(compiler), tmp_path)
+
+
+@pytest.mark.parametrize("compiler", get_args(Compiler))
+def test_the_decoder_of_the_emulator(compiler, tmp_path):
+    check(decoder_spec(), host_compiler(compiler), tmp_path)

@@ -56,7 +56,7 @@ def test_processes(pytestconfig, results, size):
     if size not in results:
         pytest.skip("--exhaustive runs more processes")
     expected = {name for name, *_ in context_parallel_ranks.cases(size)}
-    expected |= {"half_precision", "refusals", "slopes_and_sinks"}
+    expected |= {"half_precision", "refusals", "slopes_and_sinks", "slow_builds"}
     for rank, cases in enumerate(results[size]):
         survives = rank < size - 1
         assert cases.keys() == expected | ({"killed"} if survives else set())

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rigs import speed_table
 
 import jitfmha
 from jitfmha.call.interface import fmha_fwd
 from jitfmha.cli import flags
+from jitfmha.cli.doctor import LOWEST_TORCH, SIZE_OF_CUDA_BUILD
 from jitfmha.cli.flags import parser
+from jitfmha.jit.cache.eviction import DEFAULT_LIMIT_BYTES
+from jitfmha.jit.toolchain.compiling import INSTALL_ZIG
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGE = _ROOT / "jitfmha"
@@ -130,6 +134,63 @@ def test_the_site(tmp_path):
     again = subprocess.run(build, capture_output=True, text=True, check=False)
     assert again.returncode != 0
     assert "exists" in again.stderr
+
+
+# ---- Numbers that stand in several places --------------------------------------------------------
+
+
+def test_the_speed_table_follows_from_its_times():
+    rows = re.findall(
+        r"\| (.+) \| ([\d.]+) ms \| ([\d.]+) ms[^|]* \| ([\d.]+x) \|",
+        (_ROOT / "docs" / "speed.md").read_text(encoding="utf-8"),
+    )
+    times = {name: (ours, theirs) for name, ours, theirs, _ in rows}
+    assert list(times) == list(speed_table.ROWS)
+    for name, ours, theirs, ratio in rows:
+        assert ratio == speed_table.faster(ours, theirs), name
+    (said,) = speed_table.README_NUMBERS.findall(_README.read_text(encoding="utf-8"))
+    assert said == times[speed_table.FORWARD] + times[speed_table.TRAINING]
+
+
+def _project(key: str) -> str:
+    """What pyproject.toml says behind ``key``."""
+    text = (_ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (value,) = set(re.findall(rf'"?{re.escape(key)}([^\s";]+)', text))
+    return value
+
+
+_CI = (_ROOT / ".ci" / "run").read_text(encoding="utf-8")
+_PYTHONS = re.findall(r"Python :: (3\.\d+)", (_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+# How documents say it, the number being a group; what is true; in how many places it stands.
+_SAID = {
+    r"(?:PyTorch for ROCm|ROCm first),? \(?([\d.]+) or newer": (
+        LOWEST_TORCH,
+        2,
+    ),
+    r"Python (3\.\d+ to 3\.\d+)": (f"{_PYTHONS[0]} to {_PYTHONS[-1]}", 2),
+    r"CUDA build of some (\d+ GB)": (SIZE_OF_CUDA_BUILD, 2),
+    r"pip install ('ziglang>=[\d.]+')": (INSTALL_ZIG.removeprefix("pip install "), 3),
+    r"by default (\d+) GiB|JITFMHA_CACHE_LIMIT` \((\d+) GiB\)": (
+        str(DEFAULT_LIMIT_BYTES >> 30),
+        2,
+    ),
+    r"## \[([\d.]+)\]": (jitfmha.__version__, 1),
+    r"\| ([\d.]+), CPU build \| all tests": (re.findall(r"torch==([\d.]+)", _CI)[0], 1),
+}
+
+
+@pytest.mark.parametrize("said", list(_SAID))
+def test_a_number_of_the_documents_is_that_of_the_code(said):
+    true, places = _SAID[said]
+    files = (*_DOCS, _README, _ROOT / "CHANGELOG.md")
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    found = [next(filter(None, x.groups())) for x in re.finditer(said, text)]
+    assert found == [true] * places
+
+
+def test_lower_bounds_are_those_of_the_project():
+    assert _project("torch>=") == LOWEST_TORCH
+    assert _project('compiler = ["ziglang') == INSTALL_ZIG.split("ziglang")[1].rstrip("'")
 
 
 # ---- What CONTRIBUTING.md names ------------------------------------------------------------------

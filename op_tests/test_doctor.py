@@ -307,10 +307,10 @@ def test_a_check_that_breaks(examine, monkeypatch):
         yield Finding("before", "ok", "it worked")
         raise KeyError("broken")
 
-    monkeypatch.setattr(doctor, "_CHECKS", [_check_nothing, doctor._check_torch])
+    monkeypatch.setattr(doctor, "_CHECKS", [_check_nothing, doctor._check_versions])
     _, checks = examine()
     assert [(x["check"], x["verdict"]) for x in checks] == [
-        *(("before", "ok"), ("nothing", "failed"), ("torch", "ok"))
+        *(("before", "ok"), ("nothing", "failed"), ("versions", "ok"))
     ]
     assert "KeyError" in checks[1]["found"]
 
@@ -321,14 +321,15 @@ def test_a_check_that_breaks(examine, monkeypatch):
 @pytest.mark.parametrize(
     ("hip", "version", "has_gpu", "verdict"),
     [
-        (None, "2.13.0+cu126", True, "warning"),
-        (None, "2.13.0+cu126", False, "ok"),
+        (None, "2.13.0+cpu", True, "warning"),
+        (None, "2.13.0+cpu", False, "ok"),
         ("6.4", "2.9.1+rocm6.4", True, "warning"),
         ("7.0", "2.10.0+rocm7.0", True, "ok"),
     ],
 )
 def test_torch(monkeypatch, tmp_path, hip, version, has_gpu, verdict):
     monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setattr(doctor, "_DRIVER_DEVICE", tmp_path if has_gpu else tmp_path / "no")
     found = only(doctor._check_torch)

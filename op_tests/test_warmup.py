@@ -53,6 +53,17 @@ def test_several_at_a_time(monkeypatch, tmp_path):
     assert len(build_log()) == before
 
 
+def test_processes_do_not_miss_numpy(monkeypatch, tmp_path, capfd):
+    """torch warns where it is not there; nobody asked for it."""
+    warns = "import warnings; warnings.warn('Failed to initialize NumPy: no module')"
+    program = build_processes._PROGRAM.replace("work()\n", f"{warns}\nwork()\n")
+    monkeypatch.setattr(build_processes, "_PROGRAM", program)
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path))
+    specs = [BuildSpec(f"some_{n}", {"some.cpp": f"int some_{n};"}) for n in range(2)]
+    assert len(list(build_all(specs, 2))) == 2
+    assert "NumPy" not in capfd.readouterr().err
+
+
 def test_the_error_of_a_process(monkeypatch, tmp_path):
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path))
     specs = [BuildSpec(f"broken_{n}", {"broken.cpp": f"no_type broken_{n};"}) for n in range(3)]

@@ -89,19 +89,20 @@ def _dense(report: Report, quick: bool, progress: Progress) -> None:
     report.at_least(what, geometric_mean(everything), 1.4, "x")
 
 
-def _ragged_lengths() -> list[int]:
+def ragged_lengths() -> list[int]:
+    """Those of the batch of sequences that are timed packed."""
     generator = torch.Generator().manual_seed(_SEED)
     drawn = torch.randint(64, 2049, (14,), generator=generator).tolist()
     return [2048, *drawn, 64]
 
 
 def _ragged(report: Report, quick: bool, progress: Progress) -> None:
-    lengths = _ragged_lengths()
+    lengths = ragged_lengths()
     kinds = list(product((torch.float32, torch.bfloat16), (64, 128)))
     per_sequence, padded = [], []
     for dtype, hdim in kinds[:1] if quick else kinds:
         name = f"{DTYPE_NAMES[dtype]} hdim {hdim} ragged batch of {len(lengths)}"
-        timed = _time_ragged(name, lengths, dtype, hdim, min_seconds=0.0 if quick else 4.0)
+        timed = time_ragged(name, lengths, dtype, hdim, min_seconds=0.0 if quick else 4.0)
         report.comparisons.extend(timed)
         per_sequence.append(timed[0].speedup)
         padded.append(timed[1].speedup)
@@ -111,9 +112,10 @@ def _ragged(report: Report, quick: bool, progress: Progress) -> None:
     report.at_least(f"ragged batch over SDPA on a padded batch, {among}", min(padded), 2.5, "x")
 
 
-def _time_ragged(
+def time_ragged(
     name: str, lengths: list[int], dtype: torch.dtype, hdim: int, min_seconds: float
 ) -> list[Comparison]:
+    """Time packed sequences beside SDPA of one after the other, and beside SDPA of them padded."""
     prefix_sums = list(accumulate(lengths, initial=0))
     spans = list(pairwise(prefix_sums))
     cu_seqlens = torch.tensor(prefix_sums, dtype=torch.int32)

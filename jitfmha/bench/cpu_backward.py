@@ -16,7 +16,7 @@ from ..jit.fresh_process import run_fresh
 from ..problem.arguments import AttentionOptions
 from ..problem.dtypes import DTYPE_NAMES
 from .over_sdpa import compare
-from .report import Progress, Report
+from .report import Comparison, Progress, Report
 from .timing import alternate
 
 _HEADS = 8
@@ -41,21 +41,28 @@ def _over_sdpa(report: Report, quick: bool, progress: Progress) -> None:
     seqlens = (1024,) if quick else (1024, 2048, 4096)
     speedups = []
     for dtype, hdim, seqlen, causal in product(_TOLERANCE, (64, 128), seqlens, (False, True)):
-        mask = "causal" if causal else "none"
-        name = f"{DTYPE_NAMES[dtype]} hdim {hdim} seqlen {seqlen} {mask}, forward and backward"
-        ours, theirs = _training_steps(seqlen, hdim, dtype, causal)
-        error = _verified(name, ours(), [x.transpose(1, 2) for x in theirs()])
-        times = alternate([ours, theirs], min_seconds=0.3 if quick else 1.0, min_rounds=3)
-        pairs = seqlen * (seqlen + 1) // 2 if causal else seqlen * seqlen
-        flops = (1 + _BACKWARD_FLOPS) * 4 * _HEADS * pairs * hdim
-        comparison = compare(name, times, flops, error)
+        seconds = 0.3 if quick else 1.0
+        comparison = time_training_step(dtype, hdim, seqlen, causal=causal, min_seconds=seconds)
         report.comparisons.append(comparison)
         speedups.append(comparison.speedup)
-        progress(f"{name}: {comparison.speedup:.2f}x SDPA")
+        progress(f"{comparison.what}: {comparison.speedup:.2f}x SDPA")
     cases = f"{len(speedups)} cases"
     what = "forward and backward over SDPA's"
     report.at_least(f"{what}, geometric mean of {cases}", geometric_mean(speedups), 1.3, "x")
     report.at_least(f"{what}, slowest of {cases}", min(speedups), 1.0, "x")
+
+
+def time_training_step(
+    dtype: torch.dtype, hdim: int, seqlen: int, *, causal: bool, min_seconds: float
+) -> Comparison:
+    """Forward and backward beside SDPA's. Raises ``RuntimeError`` where gradients differ."""
+    mask = "causal" if causal else "none"
+    name = f"{DTYPE_NAMES[dtype]} hdim {hdim} seqlen {seqlen} {mask}, forward and backward"
+    ours, theirs = _training_steps(seqlen, hdim, dtype, causal)
+    error = _verified(name, ours(), [x.transpose(1, 2) for x in theirs()])
+    times = alternate([ours, theirs], min_seconds=min_seconds, min_rounds=3)
+    pairs = seqlen * (seqlen + 1) // 2 if causal else seqlen * seqlen
+    return compare(name, times, (1 + _BACKWARD_FLOPS) * 4 * _HEADS * pairs * hdim, error)
 
 
 def _training_steps(

@@ -37,10 +37,10 @@ def compare(
     return Comparison(
         what=what,
         against=against,
-        seconds=times.best(0),
-        against_seconds=times.best(other),
+        seconds=times.median(0),
+        against_seconds=times.median(other),
         speedup=times.ratio(other, 0),
-        gflops=flops / times.best(0) / 1e9,
+        gflops=flops / times.median(0) / 1e9,
         error=error,
     )
 

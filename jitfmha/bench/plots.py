@@ -73,11 +73,22 @@ def _lines(measurements: Sequence[Measurement], milliseconds: Any, speeds: Any) 
         )
         speeds.plot(lengths, [row.gflops for row in rows], label=peer, marker="o", markersize=4)
     milliseconds.set_yscale("log")
+    _number(milliseconds.yaxis)
     speeds.set_ylim(0, None)
     for axes in (milliseconds, speeds):
         axes.set_xlabel("sequence length")
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
     speeds.legend(fontsize="small")
+
+
+def _number(axis: Any) -> None:
+    """Write numbers at 1, 2 and 5 times a power of ten: times may lie between two powers."""
+    from matplotlib.ticker import LogLocator  # an optional dependency
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("")
 
 
 def plot_roofline(

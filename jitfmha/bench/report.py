@@ -13,14 +13,14 @@ class SuiteNotAvailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Comparison:
-    """One problem, timed here and with a competitor, in alternation."""
+    """One problem, timed here and with a competitor, in alternation; of times the medians."""
 
     what: str
     against: str
-    seconds: float  # the best
-    against_seconds: float  # the best
+    seconds: float
+    against_seconds: float
     speedup: float  # the median over pairs of neighbouring measurements
-    gflops: float  # at the best time, counting only what the mask leaves
+    gflops: float  # counting only what the mask leaves
     error: float  # largest absolute difference between the two results
 
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
+from ..jit.fresh_process import NUMPY_IS_MISSING
 from .exit_codes import FAILED, USAGE, UsageError
 from .flags import parser
 
@@ -21,8 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         # Closed by who started this (`>&-`): the next file that is opened would take its number.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
-    # Said by torch, which does not need it.
-    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+    warnings.filterwarnings("ignore", NUMPY_IS_MISSING)
     try:
         args = parser().parse_args(argv)
     except SystemExit as end:  # argparse has printed why

@@ -183,7 +183,7 @@ def _print(report: Report) -> None:
     print(fields(list(report.machine.items())))
     print()
     if report.comparisons:
-        headers = ("problem", "ms", "GFLOP/s", "against", "its ms", "speed", "difference")
+        headers = ("problem", "ms", "GFLOP/s", "against", "its ms", "median ratio", "difference")
         print(table(headers, [_compared(x) for x in report.comparisons]), end="\n\n")
     if report.figures:
         figures = [(x.what, f"{x.measured:.1f} {x.unit}") for x in report.figures]

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 Verdict = Literal["ok", "warning", "failed"]
 
-_LOWEST_TORCH = (2, 10)
+LOWEST_TORCH = "2.10"
+SIZE_OF_CUDA_BUILD = "5 GB"
 _LOW_SPACE_BYTES = 64 << 20
 _DRIVER_DEVICE = Path("/dev/kfd")
 _DRIVER_VERSION = Path("/sys/module/amdgpu/version")
@@ -44,7 +45,8 @@ _ENVIRONMENT = (
     *("JITFMHA_RECORD", "JITFMHA_RECORD_DATA"),
 )
 _INSTALL_ROCM_TORCH = (
-    "Install PyTorch for ROCm, 2.10 or newer, from PyTorch's or AMD's index, and jitfmha after it."
+    f"Install PyTorch for ROCm, {LOWEST_TORCH} or newer, from PyTorch's or AMD's index, and "
+    "jitfmha after it."
 )
 
 
@@ -174,20 +176,25 @@ def _check_torch() -> Iterator[Finding]:
     elif torch.version.cuda is not None:
         build = f"for CUDA {torch.version.cuda}"
     found = f"{torch.__version__}, built {build}"
-    major, minor = torch.__version__.split(".")[:2]
     if torch.version.hip is None and _DRIVER_DEVICE.exists():
         found += f"; there is an AMD GPU here ({_DRIVER_DEVICE})"
         yield Finding("torch", "warning", found, _INSTALL_ROCM_TORCH)
     elif torch.version.cuda is not None and not torch.cuda.is_available():
-        found += "; there is no NVIDIA GPU here that it can use, and it takes some 5 GB"
+        found += (
+            f"; there is no NVIDIA GPU here that it can use, and it takes some {SIZE_OF_CUDA_BUILD}"
+        )
         remedy = "It works; to save the room, install PyTorch's build for the CPU, from its index."
         yield Finding("torch", "warning", found, remedy)
-    elif (int(major), int(minor)) < _LOWEST_TORCH:
-        lowest = ".".join(map(str, _LOWEST_TORCH))
-        found += f"; nothing older than {lowest} has been seen to work"
-        yield Finding("torch", "warning", found, f"Install torch {lowest} or newer.")
+    elif _release(torch.__version__) < _release(LOWEST_TORCH):
+        found += f"; nothing older than {LOWEST_TORCH} has been seen to work"
+        yield Finding("torch", "warning", found, f"Install torch {LOWEST_TORCH} or newer.")
     else:
         yield Finding("torch", "ok", found)
+
+
+def _release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
 
 
 # ---- GPUs ----------------------------------------------------------------------------------------

@@ -94,6 +94,13 @@ def _file(text: str) -> Path:
     return path
 
 
+def _shape(text: str) -> str:
+    """A shape, the name of a set, or a file of shapes that is there."""
+    if text.startswith("@"):
+        _file(text[1:])
+    return text
+
+
 def _folder(text: str) -> Path:
     """A folder that is there."""
     path = Path(text)
@@ -389,7 +396,7 @@ def _add_tune(commands: Any) -> None:
     )
     flag = parser.add_argument
     shapes = f"as `bench --shapes` has them: {_SHAPES} (default: seqlens causal decode)"
-    flag("--shapes", nargs="+", metavar="SHAPE", help=shapes)
+    flag("--shapes", type=_shape, nargs="+", metavar="SHAPE", help=shapes)
     profile = "the kinds of calls of a profile of `build`, each with lengths of a prompt and of a "
     flag("--profile", metavar="NAME", help=f"{profile}decode step; keys in pages are left out")
     flag("--device", help="as cpu or cuda:1 (default: cuda, else cpu)")
@@ -423,6 +430,7 @@ def _add_bench(commands: Any) -> None:
     what.add_argument("--suite", default="cpu", choices=SUITES, help=suites)
     what.add_argument(
         "--shapes",
+        type=_shape,
         nargs="+",
         metavar="SHAPE",
         help=_SHAPES,

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from ..amd.chips import Arch
 from ..jit.elf import Elf
-from .runtime import Emulator
+from .library import load_decoder
+from .runtime import Decoder
 
 # `s_branch 12`: how many dwords behind the next instruction it goes on.
 _BRANCH = re.compile(r"(s_c?branch\w*|s_call_b64 \S+,) (-?\d+)$")
@@ -40,11 +41,11 @@ def disassemble(elf: Elf, symbol: str, arch: Arch) -> Iterator[DecodedInstructio
     """
     code = _code_of(elf, symbol)
     words = struct.unpack(f"<{len(code) // 4}I", code[: len(code) // 4 * 4])
-    emulator = Emulator()
+    decoder = Decoder(load_decoder())
     at = 0
     while at < len(words):
         # The longest instruction has four dwords.
-        text, length = emulator.disassemble(arch, words[at : at + 4])
+        text, length = decoder.disassemble(arch, words[at : at + 4])
         if length == 0:
             text, length = f".long {words[at]:#010x}", 1
         found = _BRANCH.fullmatch(text)

@@ -159,9 +159,9 @@ class LaunchDescription:
         try:
             document = json.loads(read_regular_file(path))
         except (ValueError, RecursionError) as error:
-            raise LaunchDescriptionError(f"{path} is not JSON: {error}") from error
+            raise LaunchDescriptionError(f"it is not JSON: {error}") from error
         fields = _fields(
-            str(path), document, ("arch", "grid", "block", "arguments"),
+            "the document", document, ("arch", "grid", "block", "arguments"),
             ("kernel", "dynamic_lds", "tensors", "kernarg_bytes"),
         )  # fmt: skip
         if fields["arch"] not in DEVICES:

@@ -1,4 +1,7 @@
-"""Builds the emulator on first use and loads it, in three variants: plain, check, profile."""
+"""Builds the emulator on first use and loads it, in three variants: plain, check, profile.
+
+Its decoder is a library of its own, too, which is built in seconds.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +59,13 @@ _VARIANT_FLAGS: dict[Variant, tuple[str, ...]] = {
     "check": ("-DJITFMHA_EMULATOR_CHECK=1",),
     "profile": ("-DJITFMHA_EMULATOR_PROFILE=1",),
 }
-# Whose sources one variant alone has.
-_VARIANT_OF_FOLDER: dict[str, Variant] = {"checks": "check", "profile": "profile"}
+# Whose sources one library alone has.
+_LIBRARY_OF_FOLDER = {"checks": "check", "profile": "profile", "decoder": "decoder"}
+_COMPILED_IN_DECODER = (
+    *(f"decode/{name}.cpp" for name in ("decode", "disassembly", "text")),
+    "decoder/rows.cpp",
+    "execution/fault.cpp",
+)
 
 
 @cache
@@ -71,6 +79,29 @@ def build_spec(variant: Variant) -> jit.BuildSpec:
         ldflags=("-pthread",),
         why=f"the first use of the emulator ({variant})",
     )
+
+
+@cache
+def decoder_spec() -> jit.BuildSpec:
+    """The sources and flags of the decoder alone, which executes nothing."""
+    sources = _sources("decoder")
+    return jit.BuildSpec(
+        name="emulator_decoder",
+        sources={
+            name: text
+            for name, text in sources.items()
+            if name in _COMPILED_IN_DECODER or not name.endswith(".cpp")
+        },
+        # It decodes a kernel in milliseconds whatever the level, and is compiled for seconds.
+        cflags=tuple("-O1" if flag == "-O2" else flag for flag in _CFLAGS),
+        why="the first disassembly",
+    )
+
+
+@cache
+def load_decoder() -> ctypes.CDLL:
+    """The decoder alone: ``jitfmha_emulator_disassemble`` and ``jitfmha_emulator_definitions``."""
+    return jit.load(decoder_spec())
 
 
 @cache
@@ -94,7 +125,7 @@ def taken(library: ctypes.CDLL, what: str) -> list[dict[str, Any]]:
     return kept
 
 
-def _sources(variant: Variant) -> dict[str, str]:
+def _sources(library: str) -> dict[str, str]:
     folder = templates_dir() / _FOLDER
     values = {
         "chips.h.in": _facts_about_chips(),
@@ -106,7 +137,7 @@ def _sources(variant: Variant) -> dict[str, str]:
         name.removesuffix(".in"): jit.render(f"{_FOLDER}/{name}", values.get(name, {}))
         for name in names
         if name.endswith(_SUFFIXES)
-        and _VARIANT_OF_FOLDER.get(name.partition("/")[0], variant) == variant
+        and _LIBRARY_OF_FOLDER.get(name.partition("/")[0], library) == library
     }
 
 

@@ -87,12 +87,33 @@ class LaunchParameters:
         )
 
 
-class Emulator:
+class Decoder:
+    """The instruction tables of a library, and what it decodes by them."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        _declare(library, _DECODING)
+
+    def disassemble(self, arch: str, words: Sequence[int]) -> tuple[str, int]:
+        """The text of the instruction that `words` begin with, and its dwords; 0: it is unknown."""
+        array = (ctypes.c_uint32 * len(words))(*words)
+        text = ctypes.create_string_buffer(256)
+        length = self.library.jitfmha_emulator_disassemble(
+            arch.encode(), array, len(words), text, len(text)
+        )
+        return text.value.decode(), length
+
+    def definitions(self) -> list[Definition]:
+        rows = json.loads(self.library.jitfmha_emulator_definitions())
+        return [Definition(**{name: _frozen(value) for name, value in row.items()}) for row in rows]
+
+
+class Emulator(Decoder):
     """The virtual node of one variant of the library: the devices of `VIRTUAL_NODE`."""
 
     def __init__(self, variant: Variant = "plain", library: ctypes.CDLL | None = None) -> None:
-        self.library = load(variant) if library is None else library
-        _declare(self.library)
+        super().__init__(load(variant) if library is None else library)
+        _declare(self.library, _EXECUTING)
 
     def load_module(self, code_object: bytes, device: int) -> Module:
         """Load a code object; ``EmulatorError`` where it is damaged, or for another chip."""
@@ -238,19 +259,6 @@ class Emulator:
         text: bytes = self.library.jitfmha_emulator_last_error()
         return text.decode(errors="replace")
 
-    def disassemble(self, arch: str, words: Sequence[int]) -> tuple[str, int]:
-        """The text of the instruction that `words` begin with, and its dwords; 0: it is unknown."""
-        array = (ctypes.c_uint32 * len(words))(*words)
-        text = ctypes.create_string_buffer(256)
-        length = self.library.jitfmha_emulator_disassemble(
-            arch.encode(), array, len(words), text, len(text)
-        )
-        return text.value.decode(), length
-
-    def definitions(self) -> list[Definition]:
-        rows = json.loads(self.library.jitfmha_emulator_definitions())
-        return [Definition(**{name: _frozen(value) for name, value in row.items()}) for row in rows]
-
     def _check(self, code: int) -> None:
         if code != 0:
             name = self.library.hipGetErrorName(code).decode()
@@ -279,24 +287,30 @@ def _signal_checks(raised: list[BaseException]) -> Iterator[int]:
         yield 0
 
 
-def _declare(library: ctypes.CDLL) -> None:
+_CTypes = tuple[str, Any, list[Any]]  # name, result, arguments
+_U32, _INTEGER, _TEXT = ctypes.c_uint, ctypes.c_int, ctypes.c_char_p
+_DECODING: tuple[_CTypes, ...] = (
+    ("jitfmha_emulator_definitions", _TEXT, []),
+    ("jitfmha_emulator_disassemble", _INTEGER, [_TEXT, _POINTER, _INTEGER, _POINTER, _INTEGER]),
+)
+_EXECUTING: tuple[_CTypes, ...] = (
+    ("hipSetDevice", _INTEGER, [_INTEGER]),
+    ("hipModuleLoadData", _INTEGER, [_POINTER, _TEXT]),
+    ("jitfmha_emulator_module_load", _INTEGER, [_POINTER, _TEXT, ctypes.c_size_t]),
+    ("hipModuleUnload", _INTEGER, [_POINTER]),
+    ("hipModuleGetFunction", _INTEGER, [_POINTER, _POINTER, _TEXT]),
+    ("hipModuleLaunchKernel", _INTEGER, [_POINTER, *[_U32] * 7, _POINTER, _POINTER, _POINTER]),
+    ("hipGetErrorName", _TEXT, [_INTEGER]),
+    ("jitfmha_emulator_last_error", _TEXT, []),
+    ("jitfmha_emulator_set_options", None, [_POINTER, _POINTER]),
+    ("jitfmha_emulator_set_allowed_memory", None, [_POINTER, ctypes.c_int64]),
+    ("jitfmha_emulator_set_interruption_check", _POINTER, [_POINTER]),
+)
+
+
+def _declare(library: ctypes.CDLL, functions: tuple[_CTypes, ...]) -> None:
     """Give the functions their types. ctypes would pass pointers as 32-bit integers otherwise."""
-    u32, integer, text = ctypes.c_uint, ctypes.c_int, ctypes.c_char_p
-    for name, result, arguments in (
-        ("hipSetDevice", integer, [integer]),
-        ("hipModuleLoadData", integer, [_POINTER, text]),
-        ("jitfmha_emulator_module_load", integer, [_POINTER, text, ctypes.c_size_t]),
-        ("hipModuleUnload", integer, [_POINTER]),
-        ("hipModuleGetFunction", integer, [_POINTER, _POINTER, text]),
-        ("hipModuleLaunchKernel", integer, [_POINTER, *[u32] * 7, _POINTER, _POINTER, _POINTER]),
-        ("hipGetErrorName", text, [integer]),
-        ("jitfmha_emulator_last_error", text, []),
-        ("jitfmha_emulator_set_options", None, [_POINTER, _POINTER]),
-        ("jitfmha_emulator_set_allowed_memory", None, [_POINTER, ctypes.c_int64]),
-        ("jitfmha_emulator_set_interruption_check", _POINTER, [_POINTER]),
-        ("jitfmha_emulator_definitions", text, []),
-        ("jitfmha_emulator_disassemble", integer, [text, _POINTER, integer, _POINTER, integer]),
-    ):
+    for name, result, arguments in functions:
         function = getattr(library, name)
         function.restype = result
         function.argtypes = arguments

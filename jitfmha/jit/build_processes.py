@@ -17,12 +17,17 @@ from contextlib import ExitStack
 from queue import SimpleQueue
 
 from .errors import BuildError
-from .fresh_process import fresh_python
+from .fresh_process import NUMPY_IS_MISSING, fresh_python
 from .loader import load, read
 from .spec import BuildSpec
 from .status import building, is_verbose
 
-_PROGRAM = "from jitfmha.jit.build_processes import work; work()"
+_PROGRAM = f"""
+import warnings
+warnings.filterwarnings("ignore", "{NUMPY_IS_MISSING}")
+from jitfmha.jit.build_processes import work
+work()
+"""
 
 
 def build_all(specs: Sequence[BuildSpec], jobs: int) -> Iterator[tuple[BuildSpec, float]]:

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+# How torch begins to say that NumPy is not there, which nothing here needs.
+NUMPY_IS_MISSING = "Failed to initialize NumPy"
+
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 
 

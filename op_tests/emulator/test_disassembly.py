@@ -12,6 +12,8 @@ from hsa_build import hsa_build
 from instruction_texts import Texts
 
 from jitfmha.emulator import Emulator
+from jitfmha.emulator.library import load_decoder
+from jitfmha.emulator.runtime import Decoder
 from jitfmha.emulator.wait_states import assemble_with_waits
 
 # What LLVM takes and the ISA documents give no meaning: SDWA of packed halves, formats that there
@@ -47,6 +49,10 @@ def test_reassembling_what_llvm_assembles_gives_the_same_bits(emulator, arch, se
         if words != found:
             wrong.append(f"{_hex(words)}  {line_text}: {text}, LLVM: {_hex(found)}")
     assert not wrong, f"{len(wrong)} of {len(decoded)}:\n" + "\n".join(wrong[:40])
+
+
+def test_the_decoder_alone_has_the_rows_of_the_emulator(emulator):
+    assert Decoder(load_decoder()).definitions() == emulator.definitions()
 
 
 _COMMENT = re.compile(r"\s*(;|//).*")

@@ -294,6 +294,9 @@ def test_what_the_document_shows(tmp_path):
     ):
         assert words in shown, words
         assert words in printed, words
+    numbers = [text.count(" times)") for text in (shown, printed)]
+    assert "These are the first four; more follow:" in document
+    assert numbers[0] == 4 < numbers[1]
     run_python(*clean, cwd=tmp_path)
     rows = np.fromfile(tmp_path / "results" / "sums.bin", np.float32)
     assert rows.shape == (10,)

@@ -57,6 +57,10 @@ struct Definition {
 
 #define EMULATOR_ROW(FORMAT, OPCODE, ARCH, NAME, ...) \
   {Format::FORMAT, OPCODE, ARCH, NAME, __VA_ARGS__},
+// What executes a row. decoder/rows.cpp has rows without it, which decoding does not need.
+#define EMULATOR_EXECUTOR(...) &__VA_ARGS__
+// Of semantics with this result and these parameters.
+#define EMULATOR_SIGNATURE(RESULT, ARGS) signature_of(static_cast<RESULT(*) ARGS>(nullptr))
 
 // What MODE.VSKIP skips.
 inline bool is_vector(const Definition& row) { return row.unit >= Unit::valu; }

@@ -175,6 +175,41 @@ constexpr Signature signature_of(R (*)(A...)) {
   return {result_of<R>, {parameter_of<A>...}, kSaturates<R>, kWritesScc<R>};
 }
 
+// The pair type that a half's type decodes as.
+constexpr OperandType packed_type(OperandType half) {
+  switch (half) {
+    case OperandType::f16: return OperandType::f16x2;
+    case OperandType::bf16: return OperandType::bf16x2;
+    case OperandType::u16:
+    case OperandType::i16: return OperandType::i16x2;
+    case OperandType::f32: return OperandType::f32x2;
+    default: return half;
+  }
+}
+
+// Of packed math, whose semantics are those of a half.
+constexpr Signature packed_signature(Signature half) {
+  half.result.type = packed_type(half.result.type);
+  for (Parameter& source : half.sources) source.type = packed_type(source.type);
+  return half;
+}
+
+// Of matrix instructions, what the decoder has to know beyond the number of registers: the type of
+// C's constants, and that SMFMAC adds to its destination.
+constexpr Signature signature_of_c(OperandType type) {
+  Signature signature{};
+  signature.sources[2] = {type, Role::source};
+  return signature;
+}
+constexpr Signature signature_of_sparse() {
+  Signature signature = signature_of_c(OperandType::b32);
+  signature.sources[3] = {OperandType::registers, Role::old};
+  return signature;
+}
+constexpr Signature kFloat32C = signature_of_c(OperandType::f32);
+constexpr Signature kFloat64C = signature_of_c(OperandType::f64);
+constexpr Signature kSparse = signature_of_sparse();
+
 // 32-bit registers that a value of this type takes.
 constexpr u32 dwords_of(OperandType type) {
   switch (type) {

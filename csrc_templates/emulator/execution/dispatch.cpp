@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdarg>
 #include <cstdio>
 #include <deque>
 #include <memory>
@@ -22,12 +21,6 @@
 
 namespace emulator {
 namespace {
-
-std::string with_arguments(const char* format, va_list arguments) {
-  char text[512];
-  std::vsnprintf(text, sizeof(text), format, arguments);
-  return text;
-}
 
 // Instructions that a wave executes before what it loads into LDS lands: about 600 cycles to
 // memory, as the cost model has it, with an instruction every fourth. In random order it is 0 to
@@ -550,30 +543,6 @@ void fill_dispatch_packet(Dispatch& dispatch) {
 }
 
 }  // namespace
-
-std::string formatted(const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  const std::string text = with_arguments(format, arguments);
-  va_end(arguments);
-  return text;
-}
-
-void fault(const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  const std::string text = with_arguments(format, arguments);
-  va_end(arguments);
-  throw Fault(text);
-}
-
-void lane_fault(int lane, const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  const std::string text = with_arguments(format, arguments);
-  va_end(arguments);
-  throw Fault(text, lane);
-}
 
 void Wave::set_mode(u32 value) {
   mode = value;

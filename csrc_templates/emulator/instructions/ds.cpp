@@ -305,13 +305,6 @@ void execute_nothing(Wave&, const Instruction&) {}
 #define ATOMIC(...) execute_atomic<&atomics::__VA_ARGS__>
 #define ATOMIC_16(...) execute_atomic<&atomics::__VA_ARGS__, true>
 
-#define DS(OPCODE, NAME, ARCH, DATA0, DATA1, RESULT, ...) \
-  EMULATOR_ROW(DS, OPCODE, ARCH, #NAME, &__VA_ARGS__, {}, Unit::lds, {DATA0, DATA1, RESULT})
-#define ATOMICS(OPCODE, NAME, TYPE, T, DATA1, FUNCTION)                                     \
-  DS(OPCODE, ds_##NAME##_##TYPE##32, BOTH, 1, DATA1, 0, ATOMIC(FUNCTION<T##32>))            \
-  DS(OPCODE + 0x20, ds_##NAME##_rtn_##TYPE##32, BOTH, 1, DATA1, 1, ATOMIC(FUNCTION<T##32>)) \
-  DS(OPCODE + 0x40, ds_##NAME##_##TYPE##64, BOTH, 2, 2 * DATA1, 0, ATOMIC(FUNCTION<T##64>)) \
-  DS(OPCODE + 0x60, ds_##NAME##_rtn_##TYPE##64, BOTH, 2, 2 * DATA1, 2, ATOMIC(FUNCTION<T##64>))
 const Definition kDefinitions[] = {
 #include "instructions/ds.inc"
 };

@@ -68,17 +68,6 @@ class Flat {
 #define LDS_LOAD_PART(...) execute_load_part_to_lds<Flat, __VA_ARGS__>
 #define ATOMIC(...) execute_atomic<Flat, &atomics::__VA_ARGS__>
 
-#define ROW(FORMAT, OPCODE, NAME, ARCH, DATA, RESULT, UNIT, ...) \
-  EMULATOR_ROW(FORMAT, OPCODE, ARCH, NAME, &__VA_ARGS__, {}, UNIT, {DATA, RESULT})
-#define GLOBAL_ONLY(OPCODE, NAME, ...) ROW(GLOBAL, OPCODE, "global_" #NAME, __VA_ARGS__)
-#define SCRATCH_ONLY(OPCODE, NAME, ...) ROW(SCRATCH, OPCODE, "scratch_" #NAME, __VA_ARGS__)
-#define FLAT_ONLY(OPCODE, NAME, ...) ROW(FLAT, OPCODE, "flat_" #NAME, __VA_ARGS__)
-#define FLAT_GLOBAL(...) FLAT_ONLY(__VA_ARGS__) GLOBAL_ONLY(__VA_ARGS__)
-#define GLOBAL_SCRATCH(...) GLOBAL_ONLY(__VA_ARGS__) SCRATCH_ONLY(__VA_ARGS__)
-#define MEMORY(...) FLAT_GLOBAL(__VA_ARGS__) SCRATCH_ONLY(__VA_ARGS__)
-#define MEMORY_ATOMIC FLAT_GLOBAL
-#define COMMON_ATOMIC(OPCODE, NAME, DATA, RESULT, ...) \
-  FLAT_GLOBAL(OPCODE, atomic_##NAME, BOTH, DATA, RESULT, Unit::vmem_atomic, ATOMIC(__VA_ARGS__))
 const Definition kDefinitions[] = {
 #include "instructions/flat.inc"
 };

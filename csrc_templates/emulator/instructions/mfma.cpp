@@ -358,34 +358,6 @@ struct ChosenFormats {
 
 // ---- The table ----------------------------------------------------------------------------------
 
-// What the decoder has to know beyond the number of registers: the type of C's constants, and that
-// SMFMAC adds to its destination.
-constexpr Signature signature_of_c(OperandType type) {
-  Signature signature{};
-  signature.sources[2] = {type, Role::source};
-  return signature;
-}
-constexpr Signature signature_of_sparse() {
-  Signature signature = signature_of_c(OperandType::b32);
-  signature.sources[3] = {OperandType::registers, Role::old};
-  return signature;
-}
-constexpr Signature kFloat32C = signature_of_c(OperandType::f32);
-constexpr Signature kFloat64C = signature_of_c(OperandType::f64);
-constexpr Signature kSparse = signature_of_sparse();
-
-#define ROW(FORMAT, SIGNATURE, OPCODE, NAME, ARCH, A, B, C, PASSES, ...)                  \
-  EMULATOR_ROW(FORMAT, OPCODE, ARCH, #NAME, &__VA_ARGS__::execute, SIGNATURE, Unit::mfma, \
-               {A, B, C}, PASSES)
-#define MFMA(...) ROW(MFMA, kFloat32C, __VA_ARGS__)
-#define MFMA_F64(...) ROW(MFMA, kFloat64C, __VA_ARGS__)
-#define SMFMAC(...) ROW(MFMA, kSparse, __VA_ARGS__)
-#define MFMA_SCALE(...) ROW(MFMA_SCALE, kFloat32C, __VA_ARGS__)
-#define OF_CHIP(ROW, PRODUCT, OPCODE, NAME, A, B, C, PASSES, A_FORMAT, B_FORMAT, ...)              \
-  ROW(OPCODE, NAME, GFX942, A, B, C, PASSES, PRODUCT<__VA_ARGS__, A_FORMAT##Fnuz, B_FORMAT##Fnuz>) \
-  ROW(OPCODE, NAME, GFX950, A, B, C, PASSES, PRODUCT<__VA_ARGS__, A_FORMAT, B_FORMAT>)
-#define MFMA_OF_CHIP(...) OF_CHIP(MFMA, Dense, __VA_ARGS__)
-#define SMFMAC_OF_CHIP(...) OF_CHIP(SMFMAC, Sparse, __VA_ARGS__)
 const Definition kDefinitions[] = {
 #include "instructions/mfma.inc"
 };

@@ -219,22 +219,6 @@ void execute_cache_control(Wave& wave, const Instruction& inst) {
 #define STORE_PART(...) execute_store_part<Buffer, __VA_ARGS__>
 #define ATOMIC(...) execute_atomic<Buffer, &atomics::__VA_ARGS__>
 
-#define ROW(FORMAT, OPCODE, NAME, ARCH, DATA, RESULT, UNIT, ...) \
-  EMULATOR_ROW(FORMAT, OPCODE, ARCH, #NAME, &__VA_ARGS__, {}, UNIT, {DATA, RESULT})
-#define MUBUF(...) ROW(MUBUF, __VA_ARGS__)
-#define MTBUF(...) ROW(MTBUF, __VA_ARGS__)
-#define FORMATS(OPCODE, NAME, REGISTERS, ...)                                        \
-  FORMAT_ROWS(MUBUF, buffer, FormatOfResource, OPCODE, NAME, REGISTERS, __VA_ARGS__) \
-  FORMAT_ROWS(MTBUF, tbuffer, FormatOfInstruction, OPCODE, NAME, REGISTERS, __VA_ARGS__)
-#define FORMAT_ROWS(ROW, BUFFER, FORMAT, OPCODE, NAME, REGISTERS, ...)                \
-  ROW(OPCODE, BUFFER##_load_format_##NAME, BOTH, 0, REGISTERS, Unit::vmem_load,       \
-      execute_format_load<FORMAT, __VA_ARGS__>)                                       \
-  ROW(OPCODE + 4, BUFFER##_store_format_##NAME, BOTH, REGISTERS, 0, Unit::vmem_store, \
-      execute_format_store<FORMAT, __VA_ARGS__>)
-#define MEMORY(OPCODE, NAME, ...) MUBUF(OPCODE, buffer_##NAME, __VA_ARGS__)
-#define MEMORY_ATOMIC MEMORY
-#define COMMON_ATOMIC(OPCODE, NAME, DATA, RESULT, ...) \
-  MEMORY(OPCODE, atomic_##NAME, BOTH, DATA, RESULT, Unit::vmem_atomic, ATOMIC(__VA_ARGS__))
 const Definition kDefinitions[] = {
 #include "instructions/mubuf.inc"
 };

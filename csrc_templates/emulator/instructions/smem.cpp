@@ -105,14 +105,6 @@ void execute_time(Wave& wave, const Instruction& inst) {
 
 // ---- The table ----------------------------------------------------------------------------------
 
-#define SMEM(OPCODE, NAME, ARCH, RESULT, DATA, ...) \
-  EMULATOR_ROW(SMEM, OPCODE, ARCH, #NAME, &__VA_ARGS__, {}, Unit::smem, {RESULT, DATA})
-#define ATOMIC(OPCODE, NAME, DATA, RESULT, ...)     \
-  SMEM(OPCODE, s_atomic_##NAME, BOTH, RESULT, DATA, \
-       execute_scalar_atomic<GlobalAddress, &atomics::__VA_ARGS__>)
-#define BUFFER_ATOMIC(OPCODE, NAME, DATA, RESULT, ...)     \
-  SMEM(OPCODE, s_buffer_atomic_##NAME, BOTH, RESULT, DATA, \
-       execute_scalar_atomic<BufferAddress, &atomics::__VA_ARGS__>)
 const Definition kDefinitions[] = {
 #include "instructions/smem.inc"
 };

@@ -365,25 +365,6 @@ void execute_setreg(Wave& wave, const Instruction& inst) {
 
 // ---- The table ----------------------------------------------------------------------------------
 
-#define SOP2(...) SOP(SOP2, __VA_ARGS__)
-#define SOP1(...) SOP(SOP1, __VA_ARGS__)
-#define SOPC(...) SOP(SOPC, __VA_ARGS__)
-#define SOPK(...) SOP(SOPK, __VA_ARGS__)
-#define SOP2_CUSTOM(...) CUSTOM(SOP2, __VA_ARGS__)
-#define SOP1_CUSTOM(...) CUSTOM(SOP1, __VA_ARGS__)
-#define SOPC_CUSTOM(...) CUSTOM(SOPC, __VA_ARGS__)
-#define SOPK_CUSTOM(...) CUSTOM(SOPK, __VA_ARGS__)
-#define SOPP(OPCODE, NAME, ARCH, ...) CUSTOM(SOPP, OPCODE, NAME, ARCH, void, (), __VA_ARGS__)
-#define LOGIC(OPCODE, SAVEEXEC, NAME, ...)                                                   \
-  SOP2(OPCODE, s_##NAME##_b32, BOTH, WithScc<u32>, (u32 a, u32 b), nonzero(__VA_ARGS__))     \
-  SOP2(OPCODE + 1, s_##NAME##_b64, BOTH, WithScc<u64>, (u64 a, u64 b), nonzero(__VA_ARGS__)) \
-  SOP1(SAVEEXEC, s_##NAME##_saveexec_b64, BOTH, WithExec, (u64 a, Exec b), {b, __VA_ARGS__})
-#define COMPARE(OPCODE, NAME, IS)                                                   \
-  SOPC(OPCODE, s_cmp_##NAME##_i32, BOTH, bool, (i32 a, i32 b), a IS b)              \
-  SOPC(OPCODE + 6, s_cmp_##NAME##_u32, BOTH, bool, (u32 a, u32 b), a IS b)          \
-  SOPK(OPCODE + 2, s_cmpk_##NAME##_i32, BOTH, bool, (Old<i32> d, Simm16 k), d IS k) \
-  SOPK(OPCODE + 8, s_cmpk_##NAME##_u32, BOTH, bool, (Old<u32> d, Simm16 k), d IS(k & 0xffffu))
-
 #define SOP(FORMAT, OPCODE, NAME, ARCH, RESULT, ARGS, ...) \
   RESULT NAME##_semantics ARGS { return __VA_ARGS__; }
 #define CUSTOM(...)
@@ -391,12 +372,13 @@ void execute_setreg(Wave& wave, const Instruction& inst) {
 #undef SOP
 #undef CUSTOM
 
-#define SOP(FORMAT, OPCODE, NAME, ARCH, ...)                                              \
-  EMULATOR_ROW(FORMAT, OPCODE, ARCH, #NAME, &ScalarOperation<&NAME##_semantics>::execute, \
-               signature_of(&NAME##_semantics), Unit::salu)
-#define CUSTOM(FORMAT, OPCODE, NAME, ARCH, RESULT, ARGS, UNIT, ...) \
-  EMULATOR_ROW(FORMAT, OPCODE, ARCH, #NAME, &__VA_ARGS__,           \
-               signature_of(static_cast<RESULT(*) ARGS>(nullptr)), UNIT)
+#define SOP(FORMAT, OPCODE, NAME, ARCH, RESULT, ARGS, ...)                     \
+  EMULATOR_ROW(FORMAT, OPCODE, ARCH, #NAME,                                    \
+               EMULATOR_EXECUTOR(ScalarOperation<&NAME##_semantics>::execute), \
+               EMULATOR_SIGNATURE(RESULT, ARGS), Unit::salu)
+#define CUSTOM(FORMAT, OPCODE, NAME, ARCH, RESULT, ARGS, UNIT, ...)         \
+  EMULATOR_ROW(FORMAT, OPCODE, ARCH, #NAME, EMULATOR_EXECUTOR(__VA_ARGS__), \
+               EMULATOR_SIGNATURE(RESULT, ARGS), UNIT)
 const Definition kDefinitions[] = {
 #include "instructions/sop.inc"
 };

@@ -1,6 +1,6 @@
 // Expands a table of vector instructions: define VECTOR_TABLE ("vop2.inc") and VECTOR_FORMAT
 // (VOP2), then include this file inside of namespace emulator's anonymous namespace. Gives
-// kDefinitions.
+// kDefinitions, and forgets its macros.
 //
 //   V(opcode, mnemonic, arch, result, (parameters), expression)
 //       one lane's semantics
@@ -15,6 +15,7 @@
 
 #ifndef VECTOR_EXECUTOR
 #define VECTOR_EXECUTOR Elementwise
+#define VECTOR_SIGNATURE EMULATOR_SIGNATURE
 #endif
 #define V(...) V_ROW(VECTOR_EXECUTOR, valu, __VA_ARGS__)
 #define V_NEAREST(...) V_ROW(NearestElementwise, valu, __VA_ARGS__)
@@ -23,19 +24,32 @@
   V_CUSTOM(OPCODE, NAME, GFX942, RESULT, ARGS, EXECUTOR<FORMAT##Fnuz>) \
   V_CUSTOM(OPCODE, NAME, GFX950, RESULT, ARGS, EXECUTOR<FORMAT>)
 
+#ifndef EMULATOR_DECODES_ONLY
 #define V_ROW(EXECUTOR, UNIT, OPCODE, NAME, ARCH, RESULT, ARGS, ...) \
   inline RESULT NAME##_semantics ARGS { return __VA_ARGS__; }
 #define V_CUSTOM(...)
 #include VECTOR_TABLE
 #undef V_ROW
 #undef V_CUSTOM
+#endif
 
-#define V_ROW(EXECUTOR, UNIT, OPCODE, NAME, ARCH, ...)                                    \
-  EMULATOR_ROW(VECTOR_FORMAT, OPCODE, ARCH, #NAME, &EXECUTOR<&NAME##_semantics>::execute, \
-               EXECUTOR<&NAME##_semantics>::kSignature, Unit::UNIT)
-#define V_CUSTOM(OPCODE, NAME, ARCH, RESULT, ARGS, ...)          \
-  EMULATOR_ROW(VECTOR_FORMAT, OPCODE, ARCH, #NAME, &__VA_ARGS__, \
-               signature_of(static_cast<RESULT(*) ARGS>(nullptr)), Unit::valu)
+#define V_ROW(EXECUTOR, UNIT, OPCODE, NAME, ARCH, RESULT, ARGS, ...)    \
+  EMULATOR_ROW(VECTOR_FORMAT, OPCODE, ARCH, #NAME,                      \
+               EMULATOR_EXECUTOR(EXECUTOR<&NAME##_semantics>::execute), \
+               VECTOR_SIGNATURE(RESULT, ARGS), Unit::UNIT)
+#define V_CUSTOM(OPCODE, NAME, ARCH, RESULT, ARGS, ...)                            \
+  EMULATOR_ROW(VECTOR_FORMAT, OPCODE, ARCH, #NAME, EMULATOR_EXECUTOR(__VA_ARGS__), \
+               EMULATOR_SIGNATURE(RESULT, ARGS), Unit::valu)
 const Definition kDefinitions[] = {
 #include VECTOR_TABLE
 };
+#undef VECTOR_TABLE
+#undef VECTOR_FORMAT
+#undef VECTOR_EXECUTOR
+#undef VECTOR_SIGNATURE
+#undef V
+#undef V_NEAREST
+#undef V_TRANSCENDENTAL
+#undef V_OF_CHIP
+#undef V_ROW
+#undef V_CUSTOM

@@ -8,24 +8,6 @@ namespace {
 
 // ---- Halves -------------------------------------------------------------------------------------
 
-// The pair type that a half's type decodes as.
-constexpr OperandType packed_type(OperandType half) {
-  switch (half) {
-    case OperandType::f16: return OperandType::f16x2;
-    case OperandType::bf16: return OperandType::bf16x2;
-    case OperandType::u16:
-    case OperandType::i16: return OperandType::i16x2;
-    case OperandType::f32: return OperandType::f32x2;
-    default: return half;
-  }
-}
-
-constexpr Signature packed_signature(Signature half) {
-  half.result.type = packed_type(half.result.type);
-  for (Parameter& source : half.sources) source.type = packed_type(source.type);
-  return half;
-}
-
 // The planes that the halves of a source lie in. T is the type of a half.
 template <class T>
 Planes read_halves(Wave& wave, const Instruction& inst, u32 index, LaneBuffer& buffer) {
@@ -306,6 +288,7 @@ void execute_accvgpr_move(Wave& wave, const Instruction& inst) {
 #define VECTOR_TABLE "instructions/vop3p.inc"
 #define VECTOR_FORMAT VOP3P
 #define VECTOR_EXECUTOR Packed
+#define VECTOR_SIGNATURE(...) packed_signature(EMULATOR_SIGNATURE(__VA_ARGS__))
 #include "instructions/vector_table.h"
 
 }  // namespace

@@ -24,7 +24,7 @@ from .key import EntryKey
 from .owned_directory import sweep
 
 _ENVIRONMENT = "JITFMHA_CACHE_LIMIT"
-_DEFAULT_LIMIT_BYTES = 1 << 30
+DEFAULT_LIMIT_BYTES = 1 << 30
 # Without locks nobody knows whether a discarded library is still mapped somewhere.
 _DISCARDED_WITHOUT_LOCKS_SECONDS = 24 * 3600.0
 # So few digits that every size is a finite number.
@@ -112,7 +112,7 @@ def cache_limit() -> int:
     """
     text = os.environ.get(_ENVIRONMENT, "").strip()
     if not text:
-        return _DEFAULT_LIMIT_BYTES
+        return DEFAULT_LIMIT_BYTES
     match = _SIZE.fullmatch(text)
     if match is None:
         raise CacheError(
