@@ -194,15 +194,35 @@ __device__ inline TileLines lines_of(const Task& task, int) { return {task.head.
 __device__ inline void look_up_tiles(const Task&, int, int, KeyLines&, KeyLines&) {}
 #endif
 
+// How 32 queries of kSteps operands come: a wave loads as many rows at a time as its lanes have
+// room for, of wide ones 128 bytes each. Narrow ones lie side by side in LDS.
+template <int kSteps>
+struct QueryPasses {
+  static constexpr int kCount = kSteps < Exchange::kPasses ? kSteps : Exchange::kPasses;
+  static constexpr int kChunks = 2 * kCount, kRows = 64 / kChunks, kSideBySide = 8 / kChunks;
+
+  __device__ static int row_of(int pass, int lane) { return pass * kRows + lane / kChunks; }
+  __device__ static int chunk_of(int lane) { return lane % kChunks; }
+
+  __device__ static int place(int row, int chunk) {
+    return Exchange::place(row / kSideBySide, row % kSideBySide * kChunks + chunk);
+  }
+  // An operand's chunk: of row lane % 32, values 16 * step and on.
+  __device__ static int operand_place(int step, int lane) {
+    return place(lane % 32, 2 * step + lane / 32);
+  }
+};
+
 // Loads the 32 queries that begin with `rows`. What is loaded for rows behind the last one does not
 // matter, as nobody stores what comes of it.
 template <bool kAreFar, int kSteps>
 __device__ inline void load_queries(u32x4 (&query)[kSteps], Rows rows, int lane) {
+  using Passes = QueryPasses<kSteps>;
   const auto buffer = buffer_of<32, kSteps * 32>(rows);
 #pragma unroll
   for (int n = 0; n < kSteps; ++n) {
-    const int row = Exchange::row_of(n % Exchange::kPasses, lane);
-    const int column = n / Exchange::kPasses * 128 + Exchange::chunk_of(lane) * 16;
+    const int row = Passes::row_of(n % Passes::kCount, lane);
+    const int column = n / Passes::kCount * 128 + Passes::chunk_of(lane) * 16;
     if constexpr (kAreFar) query[n] = load_far<u32x4>(rows, row, column);
     else query[n] = __builtin_amdgcn_raw_buffer_load_b128(buffer, row * rows.stride + column, 0, 0);
   }
@@ -211,16 +231,18 @@ __device__ inline void load_queries(u32x4 (&query)[kSteps], Rows rows, int lane)
 // Makes operands of the whole rows that were loaded.
 template <int kSteps>
 __device__ inline void exchange_queries(u32x4 (&query)[kSteps], Lds<char> exchange, int lane) {
+  using Passes = QueryPasses<kSteps>;
+  static_assert(kSteps % Passes::kCount == 0);
 #pragma unroll
-  for (int first = 0; first < kSteps; first += Exchange::kPasses) {
+  for (int first = 0; first < kSteps; first += Passes::kCount) {
 #pragma unroll
-    for (int pass = 0; pass < Exchange::kPasses; ++pass)
-      *(Lds<u32x4>)(exchange + Exchange::place(Exchange::row_of(pass, lane),
-                                               Exchange::chunk_of(lane))) = query[first + pass];
+    for (int pass = 0; pass < Passes::kCount; ++pass)
+      *(Lds<u32x4>)(exchange + Passes::place(Passes::row_of(pass, lane), Passes::chunk_of(lane))) =
+          query[first + pass];
     wave_barrier();
 #pragma unroll
-    for (int step = 0; step < Exchange::kPasses; ++step)
-      query[first + step] = *(Lds<const u32x4>)(exchange + Exchange::operand_place(step, lane));
+    for (int step = 0; step < Passes::kCount; ++step)
+      query[first + step] = *(Lds<const u32x4>)(exchange + Passes::operand_place(step, lane));
     wave_barrier();
   }
 }

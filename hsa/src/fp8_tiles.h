@@ -52,8 +52,9 @@ struct Fp8KeyTile : Tile<kKeyCount, kHdim / 16> {
   __device__ static int place(int row, int chunk) {
     return Base::template place<kChunks>(row, chunk, mix(row));
   }
-  // Rows of half the banks' width lie in pairs.
-  __device__ static constexpr int mix(int row) { return kChunks < kBankChunks ? row / 2 : row; }
+  // Rows that are narrower than the banks lie side by side.
+  static constexpr int kSideBySide = kChunks < kBankChunks ? kBankChunks / kChunks : 1;
+  __device__ static constexpr int mix(int row) { return row / kSideBySide; }
 
   // Of load 0, and the row of a key, whose bits 2 to 4 change places.
   __device__ static int key_of(int thread) {
@@ -138,17 +139,8 @@ struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
     return chunk_of(thread) * 16 + dword_of(thread) * 4;
   }
 
-  // Free of conflicts for writes into 32 banks, where the row's bits 2 to 4 vary, and for reads of
-  // 32 rows (accesses.cpp of the emulator says which of them are served at once). All of it is made
-  // of exclusive ors, so that place(a | b, c) is place(a, c) ^ place(b, 0) for numbers without
-  // common bits.
   __device__ static int place(int row, int chunk) {
-    if constexpr (kChunks == 8)
-      return Base::template place<8>(row, chunk, row / 4 ^ row / 2 % 2 * 4);
-    else if constexpr (kBankChunks == 8)
-      return Base::template place<4>(row ^ row / 4 % 2, chunk,
-                                     row / 2 % 2 ^ row / 8 % 2 ^ row / 16 % 2 * 2);
-    else return Base::template place<4>(row ^ row / 16 % 2 ^ row / 4 % 2 * 2, chunk, row / 4);
+    return Base::template transposed_place<kBankChunks>(row, chunk);
   }
 
   // Where a thread's first load begins, in bytes from the tile's.

@@ -1,4 +1,4 @@
-// Forward with 8-bit inputs, hdim 128 or 256. Two groups of waves take turns as forward_turns.h
+// Forward with 8-bit inputs, hdim 64, 128 or 256. Two groups of waves take turns as forward_turns.h
 // says, but the softmax takes as long as the products, or longer. So group 1, whose softmax comes
 // first between two barriers, goes before group 0 with it: its matrix phase then runs beside group
 // 0's softmax.

@@ -144,6 +144,23 @@ struct Tile {
     return row * kRowBytes + (chunk ^ (mix & (kMixed - 1))) * 16;
   }
 
+  // The same of a transposed tile. Free of conflicts where bits 2 and on of the row vary, and for
+  // reads, which the hardware serves in groups of rows 0-3 and 20-23, 4-7 and 16-19 and so on (with
+  // 64 banks two groups at once). The amd-model benchmark counts what there is.
+  //
+  // All of it is made of exclusive ors, so that place(a | b, c) is place(a, c) ^ place(b, 0) for
+  // numbers without common bits.
+  template <int kBankChunks>
+  __device__ static int transposed_place(int row, int chunk) {
+    constexpr bool kHas32Banks = kBankChunks == 8;
+    if constexpr (kHas32Banks && kChunks == 8)
+      return place<8>(row, chunk, row ^ row / 8 % 2 * 3 ^ row / 16 % 2);
+    else if constexpr (kHas32Banks)
+      return place<4>(row ^ row / 4 % 2, chunk, row / 2 % 2 ^ row / 8 % 2 ^ row / 16 % 2 * 2);
+    else if constexpr (kChunks == 8) return place<8>(row, chunk, row / 4 ^ row / 2 % 2 * 4);
+    else return place<4>(row ^ row / 16 % 2 ^ row / 4 % 2 * 2, chunk, row / 4);
+  }
+
   // The chunk `step` operands behind the one at `first`, `block` times 32 rows below.
   template <int kMixed>
   __device__ static u32x4 operand(Lds<const char> first, int block, int step) {
@@ -272,22 +289,9 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
     return chunk / 2 * 4 + half_of(thread) * 2 + chunk % 2;
   }
 
-  // Free of conflicts for two patterns: the writes of store(), where bits 1 or 2 and on of the row
-  // vary, and reads, which the hardware serves in groups of rows 0-3 and 20-23, 4-7 and 16-19 and
-  // so on (with 64 banks two groups at once). The amd-model benchmark counts what there is.
-  //
-  // All of it is made of exclusive ors, so that place(a | b, c) is place(a, c) ^ place(b, 0) for
-  // numbers without common bits.
+  // Free of conflicts for the writes of store(), where bits 1 or 2 and on of the row vary.
   __device__ static int place(int row, int chunk) {
-    constexpr bool kHas32Banks = kBankChunks == 8;
-    if constexpr (kHas32Banks && kChunks == 8)
-      return Base::template place<8>(row, chunk, row ^ row / 8 % 2 * 3 ^ row / 16 % 2);
-    else if constexpr (kHas32Banks)
-      return Base::template place<4>(row ^ row / 4 % 2, chunk,
-                                     row / 2 % 2 ^ row / 8 % 2 ^ row / 16 % 2 * 2);
-    else if constexpr (kChunks == 8)
-      return Base::template place<8>(row, chunk, row / 4 ^ row / 2 % 2 * 4);
-    else return Base::template place<4>(row ^ row / 16 % 2 ^ row / 4 % 2 * 2, chunk, row / 4);
+    return Base::template transposed_place<kBankChunks>(row, chunk);
   }
 
   static constexpr int kLoads = 4;
@@ -432,11 +436,6 @@ struct Exchange {
   // The row and the chunk that a lane moves from or to global memory.
   __device__ static int row_of(int pass, int lane) { return pass * 8 + lane / 8; }
   __device__ static int chunk_of(int lane) { return lane % 8; }
-
-  // An operand's chunk: of row lane % 32, values 16 * step and on.
-  __device__ static int operand_place(int step, int lane) {
-    return place(lane % 32, 2 * step + lane / 32);
-  }
 
   // Four values of an accumulator: of row lane % 32, 8 * group + 4 * (lane / 32) and on. Rows 8 to
   // 15 and 24 to 31 have the halves of their chunks swapped, for the banks.

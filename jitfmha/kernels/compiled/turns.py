@@ -14,7 +14,8 @@ from ..rules import ATTENTION
 from .tile_table import Tile
 
 _LARGE, _SMALL = (256, 64), (128, 32)
-# Queries and keys of a tile, by head dimensions; those of hsa/build.py.
+_MANY_KEYS = (256, 128)
+# Queries and keys of a tile, by head dimensions; those of hsa/build.py where that has some.
 _Tiles = dict[tuple[int, int], tuple[int, int]]
 _NARROW: _Tiles = {(64, 64): _LARGE, (128, 128): _LARGE}
 _16_BITS: dict[Arch, _Tiles] = {
@@ -22,11 +23,11 @@ _16_BITS: dict[Arch, _Tiles] = {
     "gfx950": _NARROW | {(192, 128): _LARGE},
 }
 _8_BITS: dict[Arch, _Tiles] = {
-    "gfx942": {(128, 128): _LARGE},
-    "gfx950": {(128, 128): (256, 128), (256, 256): _LARGE},
+    "gfx942": {(64, 64): _MANY_KEYS, (128, 128): _LARGE},
+    "gfx950": {(64, 64): _MANY_KEYS, (128, 128): _MANY_KEYS, (256, 256): _LARGE},
 }
-# Head dimensions with which, without a mask, four waves of the other kernel share a SIMD: they have
-# less to wait for than two that take turns.
+# Head dimensions with which, without a mask, four waves of the other kernel for 16 bits share a
+# SIMD: they have less to wait for than two that take turns.
 _SHARES_SIMDS: dict[Arch, tuple[int, ...]] = {"gfx942": (), "gfx950": (64,)}
 _SERVES = ATTENTION - {Feature.TOP_LEFT_MASK} | {
     *(Feature.BF16, Feature.FP16, Feature.FP8_E4M3FNUZ, Feature.FP8_E4M3FN),
@@ -43,7 +44,8 @@ def takes_turns(problem: Problem, arch: Arch, *, are_wide: bool) -> bool:
     tile = _tile_of(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
     if tile is None or not (problem.is_paged and problem.features <= _SERVES) or problem.is_empty:
         return False
-    if are_wide and problem.mask.is_none and problem.hdim_q in _SHARES_SIMDS[arch]:
+    shares_simds = DTYPE_BYTES[problem.dtype] == 2 and problem.hdim_q in _SHARES_SIMDS[arch]
+    if are_wide and problem.mask.is_none and shares_simds:
         return False
     of_keys, of_values = rows_of_pages(problem, problem.sizes)
     return (
