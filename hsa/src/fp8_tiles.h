@@ -198,12 +198,4 @@ struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
     to[2] = lower_halves(high[0], high[1]);
     to[3] = upper_halves(high[0], high[1]);
   }
-
-  // Bytes 0 and 1 of both, in turn, `even`'s first; and bytes 2 and 3.
-  __device__ static unsigned lower_bytes(unsigned even, unsigned odd) {
-    return __builtin_amdgcn_perm(odd, even, 0x05010400);
-  }
-  __device__ static unsigned upper_bytes(unsigned even, unsigned odd) {
-    return __builtin_amdgcn_perm(odd, even, 0x07030602);
-  }
 };

@@ -33,11 +33,8 @@ if TYPE_CHECKING:
 
 Access = Literal["near", "far", "paged", "packed_pages", "wide_pages"]
 
-_HEADERS_OF_TURNS = ("first_page.h",)
-_HEADERS = (
-    *_HEADERS_OF_TURNS,
-    *("dropout.h", "elements.h", "forward_tasks.h", "row_tiles.h", "scores.h"),
-)
+_HEADERS_OF_TURNS = ("elements.h", "first_page.h")
+_HEADERS = (*_HEADERS_OF_TURNS, "dropout.h", "forward_tasks.h", "row_tiles.h", "scores.h")
 _VALUES_OF_TURNS = (
     *("shared_structs", "kernel", "combine_kernel", "out_element"),
     *("hdim_q", "hdim_v", "rounding", "own_rows", "other_rows"),
@@ -480,6 +477,8 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         headers = _HEADERS_OF_TURNS
         values = {name: values[name] for name in _VALUES_OF_TURNS} | {
             "has_8_bits": int(traits.dtype in EIGHT_BIT_NAMES),
+            "widens_keys": int(traits.kv_dtype != traits.dtype),
+            "key_element": of_keys.element,
             "mask": 2 if traits.is_masked else 0,
             "is_scattered": int(traits.access == "paged"),
         }

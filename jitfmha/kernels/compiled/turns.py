@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ...amd.chips import Arch
-from ...problem.dtypes import DTYPE_BYTES
+from ...problem.dtypes import DTYPE_BYTES, FP8_NAMES
 from ...problem.features import Feature
 from ...problem.problem import PlainSizes, Problem, Sizes
 from ..cycles import WAVE_ROWS
@@ -26,11 +26,13 @@ _8_BITS: dict[Arch, _Tiles] = {
     "gfx942": {(64, 64): _MANY_KEYS, (128, 128): _LARGE},
     "gfx950": {(64, 64): _MANY_KEYS, (128, 128): _MANY_KEYS, (256, 256): _LARGE},
 }
-# Head dimensions with which, without a mask, four waves of the other kernel for 16 bits share a
-# SIMD: they have less to wait for than two that take turns.
+_TILES = {"bf16": _16_BITS, "fp16": _16_BITS} | dict.fromkeys(FP8_NAMES.values(), _8_BITS)
+# Head dimensions with which, without a mask, four waves of the other kernel share a SIMD if keys
+# have 16 bits: they have less to wait for than two that take turns.
 _SHARES_SIMDS: dict[Arch, tuple[int, ...]] = {"gfx942": (), "gfx950": (64,)}
 _SERVES = ATTENTION - {Feature.TOP_LEFT_MASK} | {
     *(Feature.BF16, Feature.FP16, Feature.FP8_E4M3FNUZ, Feature.FP8_E4M3FN),
+    *(Feature.EIGHT_BIT_KEYS_AND_VALUES, Feature.INT8),
     *(Feature.DESCALES, Feature.PAGED_KEYS, Feature.NUM_SPLITS),
 }
 
@@ -44,7 +46,7 @@ def takes_turns(problem: Problem, arch: Arch, *, are_wide: bool) -> bool:
     tile = _tile_of(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
     if tile is None or not (problem.is_paged and problem.features <= _SERVES) or problem.is_empty:
         return False
-    shares_simds = DTYPE_BYTES[problem.dtype] == 2 and problem.hdim_q in _SHARES_SIMDS[arch]
+    shares_simds = DTYPE_BYTES[problem.kv_dtype] == 2 and problem.hdim_q in _SHARES_SIMDS[arch]
     if are_wide and problem.mask.is_none and shares_simds:
         return False
     of_keys, of_values = rows_of_pages(problem, problem.sizes)
@@ -77,5 +79,5 @@ def turns_tile(tile: Tile, arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> 
 
 
 def _tile_of(arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> tuple[int, int] | None:
-    tiles = _16_BITS if DTYPE_BYTES[dtype] == 2 else _8_BITS
-    return tiles[arch].get((hdim_q, hdim_v))
+    tiles = _TILES.get(dtype)
+    return tiles[arch].get((hdim_q, hdim_v)) if tiles else None
