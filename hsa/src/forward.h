@@ -25,10 +25,14 @@ constexpr int kExchangeBytes = kWaves * Exchange::kBytes;
 // The pages of one sequence's keys and values.
 struct KeyPages {
   Global<const int> table;
-  Divisor size;       // rows of a page
-  unsigned last;      // page that there is
-  unsigned distance;  // from a page to the next one, in rows: of keys as of values
+  Divisor size;             // rows of a page
+  unsigned last;            // page that there is
+  unsigned distance;        // from a page to the next one, in rows: of keys as of values
+  unsigned value_distance;  // of values in packed pages, whose rows are others
 };
+// Whether pages hold chunks of 16 bytes: those of the same numbers of all keys, or of a column of
+// values those of 16 keys.
+constexpr bool kPacked = PACKED;
 #if SCATTERED
 using KeyLines = ScatteredRows<kTileKeys>;
 #else
@@ -36,6 +40,7 @@ using KeyLines = PagedRows<kTileKeys>;
 #endif
 #else
 using KeyLines = Rows;
+constexpr bool kPacked = false;
 #endif
 
 // A tile of queries of one sequence and head, and a share of its keys.
@@ -96,6 +101,11 @@ struct TileLines {
 };
 
 #if PAGED
+// Bytes between the chunks of a row.
+__device__ inline unsigned chunk_distance(const Task& task) {
+  return kPacked ? task.pages.size.divisor * 16 : 16;
+}
+
 // A wave loads rows of one such block of each tile, whose keys are on one page.
 constexpr int kPageRows = 16;
 
@@ -167,10 +177,16 @@ __device__ inline void look_up(const Task& task, int first, int thread, KeyLines
   const Quotient in_page = divide(task.first_key + smaller(key, head.k.count - 1), pages.size);
   const unsigned named = pages.table[in_page.value];
   const unsigned page = named < pages.last ? named : pages.last;
-  int row = page * pages.distance + in_page.remainder - wave_row;
-  asm volatile("" : "+v"(row));  // waited for here, not wherever a lane is asked
+  // In packed pages, loads behind the end are of the block that has the last key.
+  const unsigned in_block = kPacked ? in_page.remainder % kPageRows : 0;
+  const auto row_by = [&](unsigned distance) {
+    int row = page * distance + in_page.remainder - in_block - wave_row;
+    asm volatile("" : "+v"(row));  // waited for here, not wherever a lane is asked
+    return row;
+  };
   keys.first = values.first = first;
-  keys.row = values.row = row;
+  keys.row = row_by(pages.distance);
+  values.row = kPacked ? row_by(pages.value_distance) : keys.row;
 }
 
 __device__ inline TileLines lines_of(const Task& task, int thread) {
@@ -189,40 +205,22 @@ __device__ inline void look_up_tiles(const Task& task, int i, int thread, KeyLin
 }
 #endif
 #else
+__device__ inline unsigned chunk_distance(const Task&) { return 16; }
+
 __device__ inline TileLines lines_of(const Task& task, int) { return {task.head.k, task.head.v}; }
 
 __device__ inline void look_up_tiles(const Task&, int, int, KeyLines&, KeyLines&) {}
 #endif
 
-// How 32 queries of kSteps operands come: a wave loads as many rows at a time as its lanes have
-// room for, of wide ones 128 bytes each. Narrow ones lie side by side in LDS.
-template <int kSteps>
-struct QueryPasses {
-  static constexpr int kCount = kSteps < Exchange::kPasses ? kSteps : Exchange::kPasses;
-  static constexpr int kChunks = 2 * kCount, kRows = 64 / kChunks, kSideBySide = 8 / kChunks;
-
-  __device__ static int row_of(int pass, int lane) { return pass * kRows + lane / kChunks; }
-  __device__ static int chunk_of(int lane) { return lane % kChunks; }
-
-  __device__ static int place(int row, int chunk) {
-    return Exchange::place(row / kSideBySide, row % kSideBySide * kChunks + chunk);
-  }
-  // An operand's chunk: of row lane % 32, values 16 * step and on.
-  __device__ static int operand_place(int step, int lane) {
-    return place(lane % 32, 2 * step + lane / 32);
-  }
-};
-
 // Loads the 32 queries that begin with `rows`. What is loaded for rows behind the last one does not
 // matter, as nobody stores what comes of it.
 template <bool kAreFar, int kSteps>
 __device__ inline void load_queries(u32x4 (&query)[kSteps], Rows rows, int lane) {
-  using Passes = QueryPasses<kSteps>;
   const auto buffer = buffer_of<32, kSteps * 32>(rows);
 #pragma unroll
   for (int n = 0; n < kSteps; ++n) {
-    const int row = Passes::row_of(n % Passes::kCount, lane);
-    const int column = n / Passes::kCount * 128 + Passes::chunk_of(lane) * 16;
+    const int row = Exchange::row_of(n % Exchange::kPasses, lane);
+    const int column = n / Exchange::kPasses * 128 + Exchange::chunk_of(lane) * 16;
     if constexpr (kAreFar) query[n] = load_far<u32x4>(rows, row, column);
     else query[n] = __builtin_amdgcn_raw_buffer_load_b128(buffer, row * rows.stride + column, 0, 0);
   }
@@ -231,18 +229,40 @@ __device__ inline void load_queries(u32x4 (&query)[kSteps], Rows rows, int lane)
 // Makes operands of the whole rows that were loaded.
 template <int kSteps>
 __device__ inline void exchange_queries(u32x4 (&query)[kSteps], Lds<char> exchange, int lane) {
-  using Passes = QueryPasses<kSteps>;
-  static_assert(kSteps % Passes::kCount == 0);
 #pragma unroll
-  for (int first = 0; first < kSteps; first += Passes::kCount) {
+  for (int first = 0; first < kSteps; first += Exchange::kPasses) {
 #pragma unroll
-    for (int pass = 0; pass < Passes::kCount; ++pass)
-      *(Lds<u32x4>)(exchange + Passes::place(Passes::row_of(pass, lane), Passes::chunk_of(lane))) =
-          query[first + pass];
+    for (int pass = 0; pass < Exchange::kPasses; ++pass)
+      *(Lds<u32x4>)(exchange + Exchange::place(Exchange::row_of(pass, lane),
+                                               Exchange::chunk_of(lane))) = query[first + pass];
     wave_barrier();
 #pragma unroll
-    for (int step = 0; step < Passes::kCount; ++step)
-      query[first + step] = *(Lds<const u32x4>)(exchange + Passes::operand_place(step, lane));
+    for (int step = 0; step < Exchange::kPasses; ++step)
+      query[first + step] = *(Lds<const u32x4>)(exchange + Exchange::operand_place(step, lane));
     wave_barrier();
   }
+}
+
+// The same of rows of 64 bytes, of which a wave loads 16 at a time. They lie in pairs in LDS.
+template <bool kAreFar>
+__device__ inline void load_queries(u32x4 (&query)[2], Rows rows, int lane) {
+  const auto buffer = buffer_of<32, 64>(rows);
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int row = n * 16 + lane / 4, column = lane % 4 * 16;
+    if constexpr (kAreFar) query[n] = load_far<u32x4>(rows, row, column);
+    else query[n] = __builtin_amdgcn_raw_buffer_load_b128(buffer, row * rows.stride + column, 0, 0);
+  }
+}
+__device__ inline void exchange_queries(u32x4 (&query)[2], Lds<char> exchange, int lane) {
+  const auto place = [=](int row, int chunk) {
+    return exchange + Exchange::place(row / 2, row % 2 * 4 + chunk);
+  };
+#pragma unroll
+  for (int n = 0; n < 2; ++n) *(Lds<u32x4>)place(n * 16 + lane / 4, lane % 4) = query[n];
+  wave_barrier();
+#pragma unroll
+  for (int step = 0; step < 2; ++step)
+    query[step] = *(Lds<const u32x4>)place(lane % 32, 2 * step + lane / 32);
+  wave_barrier();
 }

@@ -32,7 +32,7 @@ struct KeyNumbers {
   // Numbers that become neighbours are that before they become wide.
   __device__ static u32x2 column(const unsigned (&row)[4][1], int i) {
     const auto of = [=](unsigned even, unsigned odd) {
-      const unsigned four = i < 2 ? lower_bytes(even, odd) : upper_bytes(even, odd);
+      const unsigned four = __builtin_amdgcn_perm(odd, even, i < 2 ? 0x05010400 : 0x07030602);
       return as_taken<KEY_ELEMENT, DTYPE>(four)[i % 2];
     };
     return {of(row[0][0], row[1][0]), of(row[2][0], row[3][0])};

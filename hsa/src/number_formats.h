@@ -32,14 +32,6 @@ __device__ inline unsigned lower_halves(unsigned low, unsigned high) {
   return __builtin_amdgcn_perm(high, low, 0x05040100);
 }
 
-// Bytes 0 and 1 of both, in turn, `even`'s first; and bytes 2 and 3.
-__device__ inline unsigned lower_bytes(unsigned even, unsigned odd) {
-  return __builtin_amdgcn_perm(odd, even, 0x05010400);
-}
-__device__ inline unsigned upper_bytes(unsigned even, unsigned odd) {
-  return __builtin_amdgcn_perm(odd, even, 0x07030602);
-}
-
 // Operands of kDepth values of depth for 32 rows or columns, half of them in the lanes of each half
 // of the wave.
 struct SixteenBits {

@@ -480,6 +480,11 @@ struct Exchange {
   __device__ static int row_of(int pass, int lane) { return pass * 8 + lane / 8; }
   __device__ static int chunk_of(int lane) { return lane % 8; }
 
+  // An operand's chunk: of row lane % 32, values 16 * step and on.
+  __device__ static int operand_place(int step, int lane) {
+    return place(lane % 32, 2 * step + lane / 32);
+  }
+
   // Four values of an accumulator: of row lane % 32, 8 * group + 4 * (lane / 32) and on. Rows 8 to
   // 15 and 24 to 31 have the halves of their chunks swapped, for the banks.
   __device__ static int accumulator_place(int group, int lane) {

@@ -51,6 +51,7 @@ class Paged:
 
     problem: AmdProblem
     page_size: int
+    is_packed: bool = False
 
     def tensors(self) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         problem, size = self.problem, self.page_size
@@ -66,8 +67,20 @@ class Paged:
             for of_sequence, pages in zip(x.split(lengths), table.tolist(), strict=True):
                 for part, page in zip(of_sequence.split(size), pages, strict=False):
                     cache[page, : len(part)] = part
+            if self.is_packed:
+                packed = as_packed("kv"[len(caches)], cache)
+                cache = torch.full((count, 2, *packed.shape[1:]), torch.nan).to(x.dtype)[:, 1]
+                cache.copy_(packed)
             caches.append(cache)
         return (problem.q, *caches), problem.arguments | {"block_table": table}
+
+
+def as_packed(name: str, pages: Tensor) -> Tensor:
+    """Pages of 8 bits as AITER packs them."""
+    count, size, heads, hdim = pages.shape
+    if name == "k":
+        return pages.view(count, size, heads, hdim // 16, 16).permute(0, 2, 3, 1, 4)
+    return pages.view(count, size // 16, 16, heads, hdim).permute(0, 3, 1, 4, 2)
 
 
 def dtypes_of(chip: str) -> dict[str, torch.dtype]:
@@ -108,7 +121,8 @@ def test_drawn_calls(number, rng):
     )
     of_probabilities = {"bf16": ROUNDING[bf16_cvt], "fp16": 2**-11, "fp8": FP8_ROUNDING}
     order = drawn.choice((None, drawn.randrange(1 << 31)))
-    paged = Paged(problem, drawn.choice(_PAGES))
+    is_packed = dtypes == "fp8" and drawn.random() < 0.5
+    paged = Paged(problem, drawn.choice(_WIDE_PAGES if is_packed else _PAGES), is_packed)
     check(paged, chip, dtype, of_probabilities[dtype], order)
 
 
@@ -135,7 +149,20 @@ def test_more_tiles_of_wide_heads(chip, rng):
     check_many_tiles((chip, "bf16", (256, 256)), 16, rng)
 
 
-def check_many_tiles(kind: tuple[str, str, Any], page_size: int, rng: torch.Generator) -> None:
+@pytest.mark.sample("chip", CHIPS, 1)
+def test_narrow_heads_of_8_bits(chip, rng):
+    check_many_tiles((chip, "fp8", (64, 64)), 16, rng)
+
+
+@pytest.mark.sample("kind", [kind for kind in _KINDS if kind[1] == "fp8"], 2)
+@pytest.mark.parametrize("page_size", [16, 48])
+def test_packed_pages(kind, page_size, rng):
+    check_many_tiles(kind, page_size, rng, is_packed=True)
+
+
+def check_many_tiles(
+    kind: tuple[str, str, Any], page_size: int, rng: torch.Generator, *, is_packed: bool = False
+) -> None:
     chip, dtypes, hdims = kind
     (dtype, *others), names = dtypes.split("/"), dtypes_of(chip)
     problem = AmdProblem(
@@ -147,7 +174,8 @@ def check_many_tiles(kind: tuple[str, str, Any], page_size: int, rng: torch.Gene
         options={"num_splits": 1},
     )
     of_probabilities = {"bf16": ROUNDING["rtne"], "fp16": 2**-11, "fp8": FP8_ROUNDING}
-    check(Paged(problem, page_size), chip, dtype, of_probabilities[dtype], None)
+    paged = Paged(problem, page_size, is_packed)
+    check(paged, chip, dtype, of_probabilities[dtype], None)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

@@ -241,11 +241,7 @@ class ForwardTraits(SharedTraits):
             row_blocks=row_blocks,
             decode_blocks=decode_blocks,
             decode_waves=waves_of(problem, arch, are_heads_stacked, compute_units, decode_blocks),
-            takes_turns=(
-                not lists_work
-                and access in ("paged", "wide_pages")
-                and takes_turns(problem, arch, are_wide=access == "wide_pages")
-            ),
+            takes_turns=(not lists_work and takes_turns(problem, arch, are_wide=access != "paged")),
             lists_work=lists_work,
         )
 
@@ -481,6 +477,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
             "key_element": of_keys.element,
             "mask": 2 if traits.is_masked else 0,
             "is_scattered": int(traits.access == "paged"),
+            "is_packed": int(traits.access == "packed_pages"),
         }
     elif traits.decode_blocks:
         headers = *_HEADERS, "sixteen_rows.h"

@@ -35,6 +35,8 @@ _SERVES = ATTENTION - {Feature.TOP_LEFT_MASK} | {
     *(Feature.EIGHT_BIT_KEYS_AND_VALUES, Feature.INT8),
     *(Feature.DESCALES, Feature.PAGED_KEYS, Feature.NUM_SPLITS),
 }
+_BUFFER_REACH = 1 << 31
+_PACKED = {Feature.PACKED_PAGES, Feature.COLUMN_MAJOR_V}  # of 8 bits alone
 
 
 def takes_turns(problem: Problem, arch: Arch, *, are_wide: bool) -> bool:
@@ -44,25 +46,32 @@ def takes_turns(problem: Problem, arch: Arch, *, are_wide: bool) -> bool:
     as those of values, in which the kernel counts.
     """
     tile = _tile_of(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
-    if tile is None or not (problem.is_paged and problem.features <= _SERVES) or problem.is_empty:
+    serves = _SERVES | _PACKED if problem.has_packed_pages and problem.is_fp8 else _SERVES
+    if tile is None or not (problem.is_paged and problem.features <= serves) or problem.is_empty:
         return False
     shares_simds = DTYPE_BYTES[problem.kv_dtype] == 2 and problem.hdim_q in _SHARES_SIMDS[arch]
     if are_wide and problem.mask.is_none and shares_simds:
+        return False
+    if problem.has_packed_pages and problem.hdim_q * problem.seqlen_k >= _BUFFER_REACH:
         return False
     of_keys, of_values = rows_of_pages(problem, problem.sizes)
     return (
         problem.mode == "gm1"
         and problem.seqlen_q >= tile[0] * problem.packs
-        and of_keys == of_values != 0
+        and (of_keys == of_values or problem.has_packed_pages)
+        and 0 not in (of_keys, of_values)
     )
 
 
 def rows_of_pages(problem: Problem, sizes: Sizes | PlainSizes) -> tuple[int, int]:
     """How many rows there are from a page to the next one, of keys and of values.
 
-    0 where they are no whole ones. To kernels, single rows are hdim apart.
+    0 where they are no whole ones. To kernels, single rows are hdim apart, and so are those of
+    values in packed pages.
     """
     _, page_size, _, k, v, _ = sizes
+    if problem.has_packed_pages:
+        v = v[0], problem.hdim_v
     rows = []
     for (page, row, *_), hdim in ((k, problem.hdim_q), (v, problem.hdim_v)):
         apart = row if page_size > 1 else hdim
