@@ -37,6 +37,7 @@ _KINDS = [
     *((chip, "fp8", hdims) for chip in CHIPS for hdims in ((64, 64), (128, 128))),
     ("gfx950", "fp8", (256, 256)),
 ]
+_OF_8_BITS = [kind for kind in _KINDS if kind[1] == "fp8"]
 _WIDE_PAGES = (16, 32, 48, 64, 80, 128, 256)
 _PAGES = (1, 2, 7, 15, 24, *_WIDE_PAGES)
 # Keys of 16 bits, with which four waves that share a SIMD take less time without a mask.
@@ -154,7 +155,7 @@ def test_narrow_heads_of_8_bits(chip, rng):
     check_many_tiles((chip, "fp8", (64, 64)), 16, rng)
 
 
-@pytest.mark.sample("kind", [kind for kind in _KINDS if kind[1] == "fp8"], 2)
+@pytest.mark.sample("kind", _OF_8_BITS, 2)
 @pytest.mark.parametrize("page_size", [16, 48])
 def test_packed_pages(kind, page_size, rng):
     check_many_tiles(kind, page_size, rng, is_packed=True)
@@ -203,7 +204,10 @@ def test_pages_of_keys_and_of_values_are_as_far_apart(rng):
 
 @pytest.mark.sample(
     ("kind", "is_masked", "access"),
-    list(itertools.product(_KINDS, (False, True), ("paged", "wide_pages"))),
+    [
+        *itertools.product(_KINDS, (False, True), ("paged", "wide_pages")),
+        *itertools.product(_OF_8_BITS, (False, True), ("packed_pages",)),
+    ],
     4,
     is_fixed=True,
 )
