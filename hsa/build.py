@@ -178,6 +178,7 @@ class Kernel:
             "TILE_ROWS": self.tile[0],
             "TILE_KEYS": self.tile[1],
             "PAGED": 0,
+            "WIDENS_KEYS": 0,
             "KERNEL": f'"{self.name}"',
             "COMBINE": f'"{self.combine_name}"',
         }

@@ -13,6 +13,7 @@ from untyped import fmha_fwd
 from jitfmha.problem.float64_reference import Result, attention, attention_packed
 
 CPU = torch.device("cpu")
+_DESCALES = ("q_descale", "k_descale", "v_descale")
 FP8 = {
     "gfx942": torch.float8_e4m3fnuz,
     "gfx942-mi308": torch.float8_e4m3fnuz,
@@ -39,6 +40,7 @@ class AmdInputs:
     gap: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     device: torch.device = CPU
+    kv_dtype: torch.dtype | None = None  # that of keys and values, where it is another one
 
     def __post_init__(self) -> None:
         (hq, hk), (dq, dv) = self.heads, self.hdims
@@ -64,7 +66,8 @@ class AmdInputs:
         raise NotImplementedError
 
     def random(self, name: str, *shape: int) -> Tensor:
-        values = torch.randn(shape, generator=self.rng).to(self.dtype).to(self.device)
+        dtype = self.kv_dtype if self.kv_dtype and name in "kv" else self.dtype
+        values = torch.randn(shape, generator=self.rng).to(dtype).to(self.device)
         return self.laid_out(name, values)
 
     def laid_out(self, name: str, x: Tensor) -> Tensor:
@@ -90,7 +93,7 @@ class AmdProblem(AmdInputs):
         count = len(self.lengths) if self.is_group else self.batch
         if self.descales:
             shape = (1,) if self.descales == "one" else (count, self.heads[1])
-            for name in ("q_descale", "k_descale", "v_descale"):
+            for name in ("k_descale", "v_descale") if self.kv_dtype else _DESCALES:
                 scale = torch.rand(shape, generator=self.rng) + 0.5
                 self.arguments[name] = scale.to(self.device)
         plain = {"softmax_scale": self.softmax_scale, "return_lse": True}

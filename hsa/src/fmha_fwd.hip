@@ -19,7 +19,7 @@
 //
 // Set by the build: HAS_8_BITS, DTYPE (BF16 or FP16: of the output, and of inputs with 16 bits),
 // HDIM_Q, HDIM_V, MASK, GROUP, ROUNDING, KERNEL and COMBINE (symbols), TILE_ROWS, TILE_KEYS,
-// PAGED (whether keys and values are in pages; 0 here).
+// PAGED and WIDENS_KEYS (whether keys and values are in pages, and of 8 bits alone; 0 here).
 #if HAS_8_BITS
 #include "fp8_turns.h"
 #else

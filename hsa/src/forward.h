@@ -25,10 +25,14 @@ constexpr int kExchangeBytes = kWaves * Exchange::kBytes;
 // The pages of one sequence's keys and values.
 struct KeyPages {
   Global<const int> table;
-  Divisor size;       // rows of a page
-  unsigned last;      // page that there is
-  unsigned distance;  // from a page to the next one, in rows: of keys as of values
+  Divisor size;             // rows of a page
+  unsigned last;            // page that there is
+  unsigned distance;        // from a page to the next one, in rows: of keys as of values
+  unsigned value_distance;  // of values in packed pages, whose rows are others
 };
+// Whether pages hold chunks of 16 bytes: those of the same numbers of all keys, or of a column of
+// values those of 16 keys.
+constexpr bool kPacked = PACKED;
 #if SCATTERED
 using KeyLines = ScatteredRows<kTileKeys>;
 #else
@@ -36,6 +40,7 @@ using KeyLines = PagedRows<kTileKeys>;
 #endif
 #else
 using KeyLines = Rows;
+constexpr bool kPacked = false;
 #endif
 
 // A tile of queries of one sequence and head, and a share of its keys.
@@ -96,6 +101,11 @@ struct TileLines {
 };
 
 #if PAGED
+// Bytes between the chunks of a row.
+__device__ inline unsigned chunk_distance(const Task& task) {
+  return kPacked ? task.pages.size.divisor * 16 : 16;
+}
+
 // A wave loads rows of one such block of each tile, whose keys are on one page.
 constexpr int kPageRows = 16;
 
@@ -167,10 +177,16 @@ __device__ inline void look_up(const Task& task, int first, int thread, KeyLines
   const Quotient in_page = divide(task.first_key + smaller(key, head.k.count - 1), pages.size);
   const unsigned named = pages.table[in_page.value];
   const unsigned page = named < pages.last ? named : pages.last;
-  int row = page * pages.distance + in_page.remainder - wave_row;
-  asm volatile("" : "+v"(row));  // waited for here, not wherever a lane is asked
+  // In packed pages, loads behind the end are of the block that has the last key.
+  const unsigned in_block = kPacked ? in_page.remainder % kPageRows : 0;
+  const auto row_by = [&](unsigned distance) {
+    int row = page * distance + in_page.remainder - in_block - wave_row;
+    asm volatile("" : "+v"(row));  // waited for here, not wherever a lane is asked
+    return row;
+  };
   keys.first = values.first = first;
-  keys.row = values.row = row;
+  keys.row = row_by(pages.distance);
+  values.row = kPacked ? row_by(pages.value_distance) : keys.row;
 }
 
 __device__ inline TileLines lines_of(const Task& task, int thread) {
@@ -189,6 +205,8 @@ __device__ inline void look_up_tiles(const Task& task, int i, int thread, KeyLin
 }
 #endif
 #else
+__device__ inline unsigned chunk_distance(const Task&) { return 16; }
+
 __device__ inline TileLines lines_of(const Task& task, int) { return {task.head.k, task.head.v}; }
 
 __device__ inline void look_up_tiles(const Task&, int, int, KeyLines&, KeyLines&) {}
@@ -223,4 +241,28 @@ __device__ inline void exchange_queries(u32x4 (&query)[kSteps], Lds<char> exchan
       query[first + step] = *(Lds<const u32x4>)(exchange + Exchange::operand_place(step, lane));
     wave_barrier();
   }
+}
+
+// The same of rows of 64 bytes, of which a wave loads 16 at a time. They lie in pairs in LDS.
+template <bool kAreFar>
+__device__ inline void load_queries(u32x4 (&query)[2], Rows rows, int lane) {
+  const auto buffer = buffer_of<32, 64>(rows);
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int row = n * 16 + lane / 4, column = lane % 4 * 16;
+    if constexpr (kAreFar) query[n] = load_far<u32x4>(rows, row, column);
+    else query[n] = __builtin_amdgcn_raw_buffer_load_b128(buffer, row * rows.stride + column, 0, 0);
+  }
+}
+__device__ inline void exchange_queries(u32x4 (&query)[2], Lds<char> exchange, int lane) {
+  const auto place = [=](int row, int chunk) {
+    return exchange + Exchange::place(row / 2, row % 2 * 4 + chunk);
+  };
+#pragma unroll
+  for (int n = 0; n < 2; ++n) *(Lds<u32x4>)place(n * 16 + lane / 4, lane % 4) = query[n];
+  wave_barrier();
+#pragma unroll
+  for (int step = 0; step < 2; ++step)
+    query[step] = *(Lds<const u32x4>)place(lane % 32, 2 * step + lane / 32);
+  wave_barrier();
 }

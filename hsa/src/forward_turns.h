@@ -22,17 +22,37 @@
 #include "forward_output.h"
 #include "tiles.h"
 
+#if WIDENS_KEYS
+// Keys and values of 8 bits, which become what products take.
+struct KeyNumbers {
+  static constexpr int kBytes = KEY_ELEMENT::kBytes;
+  using Eight = u32x2;
+
+  __device__ static u32x4 eight(Eight numbers) { return as_taken<KEY_ELEMENT, DTYPE>(numbers); }
+  // Numbers that become neighbours are that before they become wide.
+  __device__ static u32x2 column(const unsigned (&row)[4][1], int i) {
+    const auto of = [=](unsigned even, unsigned odd) {
+      const unsigned four = __builtin_amdgcn_perm(odd, even, i < 2 ? 0x05010400 : 0x07030602);
+      return as_taken<KEY_ELEMENT, DTYPE>(four)[i % 2];
+    };
+    return {of(row[0][0], row[1][0]), of(row[2][0], row[3][0])};
+  }
+};
+#else
+using KeyNumbers = AsTaken;
+#endif
+
 // Where LDS has room for a third buffer of values, tiles are padded.
 constexpr bool kReadsEarly = kBankChunks == 16 && kGroups == 2;
 template <bool kArePadded>
 struct Tiles {
-  using Keys = KeyTile<kTileKeys, kHdimQ, kThreads, kBankChunks, KeyLines>;
-  using Values = ValueTile<kTileKeys, kHdimV, kThreads, kBankChunks, KeyLines>;
+  using Keys = KeyTile<kTileKeys, kHdimQ, kThreads, kBankChunks, KeyLines, KeyNumbers>;
+  using Values = ValueTile<kTileKeys, kHdimV, kThreads, kBankChunks, KeyLines, KeyNumbers>;
 };
 template <>
 struct Tiles<true> {
-  using Keys = PaddedKeyTile<kTileKeys, kHdimQ, kThreads, KeyLines>;
-  using Values = PaddedValueTile<kTileKeys, kHdimV, kThreads, KeyLines>;
+  using Keys = PaddedKeyTile<kTileKeys, kHdimQ, kThreads, KeyLines, KeyNumbers>;
+  using Values = PaddedValueTile<kTileKeys, kHdimV, kThreads, KeyLines, KeyNumbers>;
 };
 using Keys = Tiles<kReadsEarly>::Keys;
 using Values = Tiles<kReadsEarly>::Values;

@@ -41,7 +41,7 @@ __device__ inline Task task_of(const Arguments& a, const Place& place, const Seq
   task.workspace = a.workspace;
   if (task.workspace)
     task.workspace += line * a.query_tiles * task.num_splits * kWaves * OwnResult::kFloats;
-#if HAS_8_BITS
+#if HAS_8_BITS || WIDENS_KEYS
   const float q = descale_of(a.q_descale, batch * a.q_descale_batch, head * a.q_descale_head);
   const float k = descale_of(a.k_descale, batch * a.k_descale_batch, head * a.k_descale_head);
   task.scale = descaled(a.scale_log2, q * k);

@@ -37,7 +37,10 @@ struct TileSource {
 // lane has scores one after the other: of the first 16 keys in the first half of the wave, of the
 // others in the second one. So 16 values that follow each other are a chunk of the tile of values,
 // and a wave loads those of one page.
-template <int kKeyCount, int kHdim, int kThreads, class Lines>
+//
+// With kFindsAnew a thread finds out for each tile where its share goes: where there is no register
+// to keep that.
+template <int kKeyCount, int kHdim, int kThreads, class Lines, bool kFindsAnew>
 struct Fp8KeyTile : Tile<kKeyCount, kHdim / 16> {
   using Base = Tile<kKeyCount, kHdim / 16>;
   static constexpr int kKeys = kKeyCount, kChunks = kHdim / 16, kSteps = kHdim / 32;
@@ -52,8 +55,9 @@ struct Fp8KeyTile : Tile<kKeyCount, kHdim / 16> {
   __device__ static int place(int row, int chunk) {
     return Base::template place<kChunks>(row, chunk, mix(row));
   }
-  // Rows of half the banks' width lie in pairs.
-  __device__ static constexpr int mix(int row) { return kChunks < kBankChunks ? row / 2 : row; }
+  // Rows that are narrower than the banks lie side by side.
+  static constexpr int kSideBySide = kChunks < kBankChunks ? kBankChunks / kChunks : 1;
+  __device__ static constexpr int mix(int row) { return row / kSideBySide; }
 
   // Of load 0, and the row of a key, whose bits 2 to 4 change places.
   __device__ static int key_of(int thread) {
@@ -66,8 +70,8 @@ struct Fp8KeyTile : Tile<kKeyCount, kHdim / 16> {
 
   // Where a thread's first load begins, in bytes from the tile's. How far others are from it is in
   // scalar registers: sums would take a vector register for each load throughout the loop.
-  __device__ static int first_offset(unsigned stride, int thread) {
-    return key_of(thread) * stride + thread % kChunks * 16;
+  __device__ static int first_offset(unsigned stride, int thread, unsigned chunk_distance = 16) {
+    return key_of(thread) * stride + thread % kChunks * chunk_distance;
   }
 
   // Asks where the row of load i is, where rows have places of their own.
@@ -91,6 +95,7 @@ struct Fp8KeyTile : Tile<kKeyCount, kHdim / 16> {
   }
 
   __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+    if constexpr (kFindsAnew) thread = opaque_below<kThreads>(thread);
     constexpr int kDistance = row_of(8);
     static_assert(kLoads <= 2 && mix(kDistance) % kChunks == 0);
     const Lds<char> first = tile + place(row_of(key_of(thread)), thread % kChunks);
@@ -109,7 +114,7 @@ struct Fp8KeyTile : Tile<kKeyCount, kHdim / 16> {
 
 // A tile of 8-bit values, transposed: rows of kKeys keys. The product takes keys in the order in
 // which the accumulators of the scores hold them, which have 16 keys in a lane: these are a chunk.
-template <int kKeys, int kHdim, int kThreads, class Lines>
+template <int kKeys, int kHdim, int kThreads, class Lines, bool kFindsAnew>
 struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
   using Base = Tile<kHdim, kKeys / 16>;
   static constexpr int kChunks = kKeys / 16, kBlocks = kHdim / 32, kColumns = kHdim / 4;
@@ -138,17 +143,8 @@ struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
     return chunk_of(thread) * 16 + dword_of(thread) * 4;
   }
 
-  // Free of conflicts for writes into 32 banks, where the row's bits 2 to 4 vary, and for reads of
-  // 32 rows (accesses.cpp of the emulator says which of them are served at once). All of it is made
-  // of exclusive ors, so that place(a | b, c) is place(a, c) ^ place(b, 0) for numbers without
-  // common bits.
   __device__ static int place(int row, int chunk) {
-    if constexpr (kChunks == 8)
-      return Base::template place<8>(row, chunk, row / 4 ^ row / 2 % 2 * 4);
-    else if constexpr (kBankChunks == 8)
-      return Base::template place<4>(row ^ row / 4 % 2, chunk,
-                                     row / 2 % 2 ^ row / 8 % 2 ^ row / 16 % 2 * 2);
-    else return Base::template place<4>(row ^ row / 16 % 2 ^ row / 4 % 2 * 2, chunk, row / 4);
+    return Base::template transposed_place<kBankChunks>(row, chunk);
   }
 
   // Where a thread's first load begins, in bytes from the tile's.
@@ -175,7 +171,8 @@ struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
     }
   }
 
-  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+  __device__ static void store(Lds<char> tile, const Registers& from, int, int thread) {
+    if constexpr (kFindsAnew) thread = opaque_below<kThreads>(thread);
     const int first = place(column_of(thread) * 4, chunk_of(thread)) + dword_of(thread) * 4;
     const unsigned address = (unsigned)(tile + first);
     unsigned keys[kDwords][4];
@@ -213,5 +210,100 @@ struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
   }
   __device__ static unsigned upper_bytes(unsigned even, unsigned odd) {
     return __builtin_amdgcn_perm(odd, even, 0x07030602);
+  }
+};
+
+// Tiles in packed pages: each wave loads a block of rows that one page has, whatever is behind the
+// last key of it.
+template <int kRows, class Lines>
+struct PackedTileSource {
+  Lines rows;  // from the tile's first on
+
+  __device__ explicit PackedTileSource(Lines given) : rows(given) {}
+
+  __device__ void advance() {
+    rows = rows.from(kRows);
+    asm volatile("" : "+s"(rows.base));  // here, where the wave has time
+  }
+  __device__ __amdgpu_buffer_rsrc_t buffer() const {
+    constexpr int kAll = 0x7fffffff;
+    return __builtin_amdgcn_make_buffer_rsrc((void*)(rows.base), 0, kAll, kRawBuffer);
+  }
+};
+
+// The same tile of keys. What is behind the last one is hidden by all masks.
+template <int kKeyCount, int kHdim, int kThreads, class Lines, bool kFindsAnew>
+struct PackedFp8KeyTile : Fp8KeyTile<kKeyCount, kHdim, kThreads, Lines, kFindsAnew> {
+  using Base = Fp8KeyTile<kKeyCount, kHdim, kThreads, Lines, kFindsAnew>;
+  using Source = PackedTileSource<kKeyCount, Lines>;
+  using typename Base::Registers;
+
+  __device__ static void ask(Source&, int, int) {}
+
+  template <bool kAreFar>
+  __device__ static void load(Registers& to, const Source& from, int offset, int, int i) {
+    static_assert(!kAreFar);
+    to.chunk[i] =
+        __builtin_amdgcn_raw_buffer_load_b128(from.buffer(), offset, i * 8 * from.rows.stride, 0);
+  }
+};
+
+// The same tile of values, of which a chunk of LDS lies in memory as it is.
+template <int kKeys, int kHdim, int kThreads, class Lines>
+struct PackedFp8ValueTile : Fp8ValueTile<kKeys, kHdim, kThreads, Lines, (kHdim > 128)> {
+  static constexpr bool kFindsAnew = kHdim > 128;
+  using Base = Fp8ValueTile<kKeys, kHdim, kThreads, Lines, kFindsAnew>;
+  using Base::kChunks;
+  using Source = PackedTileSource<kKeys, Lines>;
+  // Those that have one chunk of every column, and how far its columns are apart for a thread.
+  static constexpr int kThreadsOfChunk = kThreads / kChunks, kLoads = kHdim / kThreadsOfChunk;
+  static_assert(kThreadsOfChunk % 64 == 0);
+
+  struct Registers {
+    u32x4 chunk[kLoads];
+  };
+
+  // All threads of a wave have the same one.
+  __device__ static int chunk_of(int thread) {
+    return __builtin_amdgcn_readfirstlane(thread / 64) * 64 / kThreadsOfChunk;
+  }
+  // Eight threads that write at once have columns that lie in different banks.
+  __device__ static int column_of(int thread) {
+    const int n = thread % kThreadsOfChunk;
+    if constexpr (kChunks == 8) return n / 16 * 16 + n % 8 * 2 + n / 8 % 2;
+    else if constexpr (kBankChunks == 8)
+      return n / 32 * 32 + n / 4 % 2 * 16 + n / 8 % 4 * 4 + n % 4;
+    else return n / 16 * 16 + n / 2 % 4 * 4 + n / 8 % 2 * 2 + n % 2;
+  }
+
+  __device__ static int first_offset(unsigned stride, int thread) {
+    return chunk_of(thread) * 16 * stride + column_of(thread) * 16;
+  }
+  __device__ static void ask(Source&, int, int) {}
+
+  template <bool kAreFar>
+  __device__ static void load(Registers& to, const Source& from, int offset, int, int i) {
+    static_assert(!kAreFar);
+    constexpr int kDistance = kThreadsOfChunk * 16;
+    to.chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(from.buffer(), offset, i * kDistance, 0);
+  }
+
+  // Probabilities of keys behind the last one are 0, and what is there might be no number.
+  __device__ static void store(Lds<char> tile, Registers from, int keys_left, int thread) {
+    const int count = keys_left - chunk_of(thread) * 16;
+    if (__builtin_expect(count < 16, 0)) {
+#pragma unroll
+      for (int d = 0; d < 4; ++d) {
+        const int keys = count - 4 * d;
+        const unsigned kept = keys <= 0 ? 0 : keys >= 4 ? ~0u : (1u << 8 * keys) - 1;
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) from.chunk[i][d] &= kept;
+      }
+    }
+    if constexpr (kFindsAnew) thread = opaque_below<kThreads>(thread);
+    const Lds<char> first = tile + Base::place(column_of(thread), chunk_of(thread));
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i)
+      *(Lds<u32x4>)(first + i * kThreadsOfChunk * Base::kRowBytes) = from.chunk[i];
   }
 };

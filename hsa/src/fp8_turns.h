@@ -1,4 +1,4 @@
-// Forward with 8-bit inputs, hdim 128 or 256. Two groups of waves take turns as forward_turns.h
+// Forward with 8-bit inputs, hdim 64, 128 or 256. Two groups of waves take turns as forward_turns.h
 // says, but the softmax takes as long as the products, or longer. So group 1, whose softmax comes
 // first between two barriers, goes before group 0 with it: its matrix phase then runs beside group
 // 0's softmax.
@@ -9,8 +9,20 @@
 #include "fp8_tiles.h"
 
 static_assert(kGroups == 2);
-using Keys = Fp8KeyTile<kTileKeys, kHdimQ, kThreads, KeyLines>;
-using Values = Fp8ValueTile<kTileKeys, kHdimV, kThreads, KeyLines>;
+// Under a mask, wide heads in such pages leave no registers for what follows from the thread.
+constexpr bool kFindsAnew = kCausal && kHdimQ > 128 && (kPacked || kAreScattered<KeyLines>);
+template <bool kArePacked>
+struct Tiles {
+  using Keys = Fp8KeyTile<kTileKeys, kHdimQ, kThreads, KeyLines, kFindsAnew>;
+  using Values = Fp8ValueTile<kTileKeys, kHdimV, kThreads, KeyLines, kFindsAnew>;
+};
+template <>
+struct Tiles<true> {
+  using Keys = PackedFp8KeyTile<kTileKeys, kHdimQ, kThreads, KeyLines, kFindsAnew>;
+  using Values = PackedFp8ValueTile<kTileKeys, kHdimV, kThreads, KeyLines>;
+};
+using Keys = Tiles<kPacked>::Keys;
+using Values = Tiles<kPacked>::Values;
 using Wave = Fp8Attention<Keys, Values>;
 
 // LDS: the buffers of keys, then those of values, then room for Exchange of each wave.
@@ -54,7 +66,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
     Values::Source value_source(lines.values);
     Keys::Source key_source(lines.keys);
     const int value_offset = Values::first_offset(head.v.stride, thread);
-    const int key_offset = Keys::first_offset(head.k.stride, thread);
+    const int key_offset = Keys::first_offset(head.k.stride, thread, chunk_distance(task));
     const auto advance = [&] {
       value_source.advance();
       key_source.advance();
@@ -79,7 +91,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
       for (int n = 0; n < kLoads; ++n) load(n);
     };
     const auto store = [&](int i) {
-      Values::store(value_buffer(i), next_values, thread);
+      Values::store(value_buffer(i), next_values, value_source.rows.count, thread);
       Keys::store(key_buffer(i + 1), next_keys, thread);
     };
 
@@ -111,7 +123,12 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
         wave.see_nothing();
       } else {
         if (__builtin_expect(first_key + kTileKeys > visible, 0)) {
-          wave.mask(last_visible(task, row) - first_key, lane);
+          if constexpr (kFindsAnew) {
+            const int own_lane = opaque_below<kThreads>(thread) % 64;
+            wave.mask(last_visible(task, first_row + own_lane % 32) - first_key, own_lane);
+          } else {
+            wave.mask(last_visible(task, row) - first_key, lane);
+          }
         }
         wave.softmax();
       }
@@ -119,8 +136,9 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
       if (group == 0) barrier();
       __builtin_amdgcn_s_setprio(2);
       // The last products read ahead too, but others may be writing output where keys were.
-      auto operands = Wave::operands<0>(value_buffer(i),
-                                        i + 1 < tiles ? key_buffer(i + 1) : value_buffer(i), lane);
+      auto operands =
+          Wave::operands<0>(value_buffer(i), i + 1 < tiles ? key_buffer(i + 1) : value_buffer(i),
+                            kFindsAnew ? opaque_below<kThreads>(thread) % 64 : lane);
       advance();
       wave.multiply_values(operands, i == 0);
       if (i + 1 == tiles) break;

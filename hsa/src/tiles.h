@@ -100,6 +100,18 @@ __device__ inline T load_far(const Rows& rows, int row, int offset) {
   return row < rows.count ? value : T(0);
 }
 
+// What lies at an offset in a buffer.
+template <class T>
+__device__ inline T load_near(__amdgpu_buffer_rsrc_t buffer, unsigned offset) {
+  if constexpr (sizeof(T) == 2)
+    return bits_as<T>(__builtin_amdgcn_raw_buffer_load_b16(buffer, offset, 0, 0));
+  else if constexpr (sizeof(T) == 4)
+    return bits_as<T>(__builtin_amdgcn_raw_buffer_load_b32(buffer, offset, 0, 0));
+  else if constexpr (sizeof(T) == 8)
+    return bits_as<T>(__builtin_amdgcn_raw_buffer_load_b64(buffer, offset, 0, 0));
+  else return bits_as<T>(__builtin_amdgcn_raw_buffer_load_b128(buffer, offset, 0, 0));
+}
+
 // A view of kRows rows at most, of which the hardware reads those beyond the end as zeros.
 template <int kRows, int kRowBytes>
 __device__ inline __amdgpu_buffer_rsrc_t buffer_of(Rows rows) {
@@ -144,6 +156,23 @@ struct Tile {
     return row * kRowBytes + (chunk ^ (mix & (kMixed - 1))) * 16;
   }
 
+  // The same of a transposed tile. Free of conflicts where bits 2 and on of the row vary, and for
+  // reads, which the hardware serves in groups of rows 0-3 and 20-23, 4-7 and 16-19 and so on (with
+  // 64 banks two groups at once). The amd-model benchmark counts what there is.
+  //
+  // All of it is made of exclusive ors, so that place(a | b, c) is place(a, c) ^ place(b, 0) for
+  // numbers without common bits.
+  template <int kBankChunks>
+  __device__ static int transposed_place(int row, int chunk) {
+    constexpr bool kHas32Banks = kBankChunks == 8;
+    if constexpr (kHas32Banks && kChunks == 8)
+      return place<8>(row, chunk, row ^ row / 8 % 2 * 3 ^ row / 16 % 2);
+    else if constexpr (kHas32Banks)
+      return place<4>(row ^ row / 4 % 2, chunk, row / 2 % 2 ^ row / 8 % 2 ^ row / 16 % 2 * 2);
+    else if constexpr (kChunks == 8) return place<8>(row, chunk, row / 4 ^ row / 2 % 2 * 4);
+    else return place<4>(row ^ row / 16 % 2 ^ row / 4 % 2 * 2, chunk, row / 4);
+  }
+
   // The chunk `step` operands behind the one at `first`, `block` times 32 rows below.
   template <int kMixed>
   __device__ static u32x4 operand(Lds<const char> first, int block, int step) {
@@ -153,8 +182,25 @@ struct Tile {
   }
 };
 
+// How the numbers of tiles of 16 bits lie in memory: as products take them. Others become those on
+// their way into LDS.
+struct AsTaken {
+  static constexpr int kBytes = 2;
+  using Eight = u32x4;
+
+  __device__ static u32x4 eight(Eight numbers) { return numbers; }
+  // Number i of four rows.
+  template <int kDwords>
+  __device__ static u32x2 column(const unsigned (&row)[4][kDwords], int i) {
+    const int d = i / 2;
+    return i % 2 ? u32x2{upper_halves(row[0][d], row[1][d]), upper_halves(row[2][d], row[3][d])}
+                 : u32x2{lower_halves(row[0][d], row[1][d]), lower_halves(row[2][d], row[3][d])};
+  }
+};
+
 // A tile of keys: rows of kHdim values.
-template <int kKeyCount, int kHdim, int kThreads, int kBankChunks, class Lines = Rows>
+template <int kKeyCount, int kHdim, int kThreads, int kBankChunks, class Lines = Rows,
+          class Numbers = AsTaken>
 struct KeyTile : Tile<kKeyCount, kHdim / 8> {
   using Base = Tile<kKeyCount, kHdim / 8>;
   static constexpr int kKeys = kKeyCount, kSteps = kHdim / 16;
@@ -167,8 +213,12 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
   // Where two rows are as wide as the banks, odd rows begin with their second half.
   __device__ static int swap(int row) { return kMixed == 16 ? row % 2 : 0; }
 
+  static constexpr int kChunkBytes = 8 * Numbers::kBytes;  // in memory
+  static constexpr int kMemoryRowBytes = kHdim * Numbers::kBytes;
+  using Chunk = typename Numbers::Eight;
+
   struct Registers {
-    u32x4 chunk[kLoads];
+    Chunk chunk[kLoads];
   };
 
   __device__ static int place(int row, int chunk) {
@@ -187,10 +237,10 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
     template <bool kAreFar>
     __device__ void load(Registers& to, int i) const {
       if constexpr (kAreScattered<Lines>)
-        to.chunk[i] = rows.template load<u32x4>(0, column(thread, i));
+        to.chunk[i] = rows.template load<Chunk>(0, column(thread, i));
       else if constexpr (kAreFar)
-        to.chunk[i] = load_far<u32x4>(rows, thread / 8, column(thread, i));
-      else to.chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(buffer, offset[i], 0, 0);
+        to.chunk[i] = load_far<Chunk>(rows, thread / 8, column(thread, i));
+      else to.chunk[i] = load_near<Chunk>(buffer, offset[i]);
     }
 
     // On to the next tile, in three steps.
@@ -200,18 +250,18 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
     }
     __device__ void advance_bytes() {
       if constexpr (kAreScattered<Lines>) rows.ask(0, thread / 8);
-      else bytes = bytes_at_once<kKeys, kHdim * 2>(rows);
+      else bytes = bytes_at_once<kKeys, kMemoryRowBytes>(rows);
     }
     __device__ void advance_buffer() { buffer = buffer_with(rows, bytes); }
   };
 
   // In bytes, where load i of a thread begins in its row.
   __device__ static int column(int thread, int i) {
-    return (thread % 8 + (i ^ swap(thread / 8)) * 8) * 16;
+    return (thread % 8 + (i ^ swap(thread / 8)) * 8) * kChunkBytes;
   }
 
   __device__ static Source source(Lines rows, int thread) {
-    Source result{rows, thread, 0, buffer_of<kKeys, kHdim * 2>(rows)};
+    Source result{rows, thread, 0, buffer_of<kKeys, kMemoryRowBytes>(rows)};
     for (int i = 0; i < kLoads; ++i)
       result.offset[i] = thread / 8 * rows.stride + column(thread, i);
     if constexpr (kAreScattered<Lines>) result.advance_bytes();
@@ -231,7 +281,7 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
   static constexpr int kStores = kLoads;
   __device__ static void store_piece(Lds<char> first, const Registers& from, int i) {
     const unsigned mixed = (unsigned)first ^ i * 8 % kMixed * 16;
-    *(Lds<u32x4>)(mixed + i * 8 / kMixed * kMixed * 16) = from.chunk[i];
+    *(Lds<u32x4>)(mixed + i * 8 / kMixed * kMixed * 16) = Numbers::eight(from.chunk[i]);
   }
 
   __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
@@ -242,18 +292,31 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
   }
 };
 
+// What a load of so many bytes gives: dwords, or half of one.
+template <int kBytes, class Dwords>
+struct LoadedOf {
+  using Type = Dwords;
+};
+template <class Dwords>
+struct LoadedOf<2, Dwords> {
+  using Type = unsigned short;
+};
+
 // A tile of values, transposed: rows of kKeys keys. The product takes keys in the order in which
 // the accumulator of the scores holds them: a lane of the first half of the wave has keys 0 to 3
 // and 8 to 11 of 16, one of the second half keys 4 to 7 and 12 to 15. These are a chunk.
-template <int kKeys, int kHdim, int kThreads, int kBankChunks, class Lines = Rows>
+template <int kKeys, int kHdim, int kThreads, int kBankChunks, class Lines = Rows,
+          class Numbers = AsTaken>
 struct ValueTile : Tile<kHdim, kKeys / 8> {
   using Base = Tile<kHdim, kKeys / 8>;
   static constexpr int kChunks = kKeys / 8, kBlocks = kHdim / 32;
   static constexpr int kWidth = kKeys / 4 * kHdim / kThreads;  // values of a row for a thread
   static_assert(kWidth == 2 || kWidth == 4);
   static_assert(kChunks == 4 || kChunks == 8);
-  static constexpr int kDwords = kWidth / 2;
+  static constexpr int kLoadBytes = kWidth * Numbers::kBytes;
+  static constexpr int kDwords = (kLoadBytes + 3) / 4;
   static constexpr int kColumns = kHdim / kWidth;
+  static constexpr int kMemoryRowBytes = kHdim * Numbers::kBytes;
 
   // Four keys, kWidth values of each.
   struct Registers {
@@ -272,26 +335,14 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
     return chunk / 2 * 4 + half_of(thread) * 2 + chunk % 2;
   }
 
-  // Free of conflicts for two patterns: the writes of store(), where bits 1 or 2 and on of the row
-  // vary, and reads, which the hardware serves in groups of rows 0-3 and 20-23, 4-7 and 16-19 and
-  // so on (with 64 banks two groups at once). The amd-model benchmark counts what there is.
-  //
-  // All of it is made of exclusive ors, so that place(a | b, c) is place(a, c) ^ place(b, 0) for
-  // numbers without common bits.
+  // Free of conflicts for the writes of store(), where bits 1 or 2 and on of the row vary.
   __device__ static int place(int row, int chunk) {
-    constexpr bool kHas32Banks = kBankChunks == 8;
-    if constexpr (kHas32Banks && kChunks == 8)
-      return Base::template place<8>(row, chunk, row ^ row / 8 % 2 * 3 ^ row / 16 % 2);
-    else if constexpr (kHas32Banks)
-      return Base::template place<4>(row ^ row / 4 % 2, chunk,
-                                     row / 2 % 2 ^ row / 8 % 2 ^ row / 16 % 2 * 2);
-    else if constexpr (kChunks == 8)
-      return Base::template place<8>(row, chunk, row / 4 ^ row / 2 % 2 * 4);
-    else return Base::template place<4>(row ^ row / 16 % 2 ^ row / 4 % 2 * 2, chunk, row / 4);
+    return Base::template transposed_place<kBankChunks>(row, chunk);
   }
 
   static constexpr int kLoads = 4;
-  typedef unsigned Columns __attribute__((ext_vector_type(kDwords)));
+  typedef unsigned Dwords __attribute__((ext_vector_type(kDwords)));
+  using Columns = typename LoadedOf<kLoadBytes, Dwords>::Type;
 
   struct Source {
     Lines rows;
@@ -304,13 +355,12 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
     __device__ void load(Registers& to, int i) const {
       Columns values;
       if constexpr (kAreScattered<Lines>)
-        values = rows.template load<Columns>(i, column_of(thread) * kWidth * 2);
+        values = rows.template load<Columns>(i, column_of(thread) * kLoadBytes);
       else if constexpr (kAreFar)
-        values = load_far<Columns>(rows, quad_of(thread) * 4 + i, column_of(thread) * kWidth * 2);
-      else if constexpr (kDwords == 1)
-        values = __builtin_amdgcn_raw_buffer_load_b32(buffer, offset + i * rows.stride, 0, 0);
-      else values = __builtin_amdgcn_raw_buffer_load_b64(buffer, offset + i * rows.stride, 0, 0);
-      __builtin_memcpy(to.row[i], &values, sizeof values);
+        values = load_far<Columns>(rows, quad_of(thread) * 4 + i, column_of(thread) * kLoadBytes);
+      else values = load_near<Columns>(buffer, offset + i * rows.stride);
+      const Dwords dwords = Dwords(values);
+      __builtin_memcpy(to.row[i], &dwords, sizeof dwords);
     }
 
     // On to the next tile, in three steps.
@@ -321,16 +371,16 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
     __device__ void advance_bytes() {
       if constexpr (kAreScattered<Lines>)
         for (int i = 0; i < kLoads; ++i) rows.ask(i, quad_of(thread) * 4 + i);
-      else bytes = bytes_at_once<kKeys, kHdim * 2>(rows);
+      else bytes = bytes_at_once<kKeys, kMemoryRowBytes>(rows);
     }
     __device__ void advance_buffer() { buffer = buffer_with(rows, bytes); }
   };
 
   __device__ static Source source(Lines rows, int thread) {
-    unsigned offset = quad_of(thread) * 4 * rows.stride + column_of(thread) * kWidth * 2;
+    unsigned offset = quad_of(thread) * 4 * rows.stride + column_of(thread) * kLoadBytes;
     // An addition for each load is cheaper than registers for four offsets throughout the loop.
     asm volatile("" : "+v"(offset));
-    Source result{rows, thread, 0, buffer_of<kKeys, kHdim * 2>(rows), offset};
+    Source result{rows, thread, 0, buffer_of<kKeys, kMemoryRowBytes>(rows), offset};
     if constexpr (kAreScattered<Lines>) result.advance_bytes();
     return result;
   }
@@ -351,10 +401,7 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
 
   // Of value i, a thread's four keys.
   __device__ static u32x2 keys_of(const Registers& from, int i) {
-    const auto& row = from.row;
-    const int d = i / 2;
-    return i % 2 ? u32x2{upper_halves(row[0][d], row[1][d]), upper_halves(row[2][d], row[3][d])}
-                 : u32x2{lower_halves(row[0][d], row[1][d]), lower_halves(row[2][d], row[3][d])};
+    return Numbers::column(from.row, i);
   }
 
   __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
@@ -367,9 +414,9 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
 
 // The same tile of keys with a chunk of padding behind each row, which keeps rows in different
 // banks, too: it takes more LDS, but all operands are at fixed distances from the first one.
-template <int kKeyCount, int kHdim, int kThreads, class Lines>
-struct PaddedKeyTile : KeyTile<kKeyCount, kHdim, kThreads, 8, Lines> {
-  using Base = KeyTile<kKeyCount, kHdim, kThreads, 8, Lines>;
+template <int kKeyCount, int kHdim, int kThreads, class Lines, class Numbers>
+struct PaddedKeyTile : KeyTile<kKeyCount, kHdim, kThreads, 8, Lines, Numbers> {
+  using Base = KeyTile<kKeyCount, kHdim, kThreads, 8, Lines, Numbers>;
   using typename Base::Registers;
   static constexpr int kRowBytes = Base::kRowBytes + 16, kBytes = kKeyCount * kRowBytes;
 
@@ -377,7 +424,7 @@ struct PaddedKeyTile : KeyTile<kKeyCount, kHdim, kThreads, 8, Lines> {
 
   __device__ static int first_store(int thread) { return place(thread / 8, thread % 8); }
   __device__ static void store_piece(Lds<char> first, const Registers& from, int i) {
-    *(Lds<u32x4>)(first + i * 128) = from.chunk[i];
+    *(Lds<u32x4>)(first + i * 128) = Numbers::eight(from.chunk[i]);
   }
 
   __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
@@ -389,9 +436,9 @@ struct PaddedKeyTile : KeyTile<kKeyCount, kHdim, kThreads, 8, Lines> {
 
 // The same tile of values with padding. Rows that a thread writes are far apart, one in each of
 // kWidth parts, so that those that threads write at once follow each other.
-template <int kKeys, int kHdim, int kThreads, class Lines>
-struct PaddedValueTile : ValueTile<kKeys, kHdim, kThreads, 8, Lines> {
-  using Base = ValueTile<kKeys, kHdim, kThreads, 8, Lines>;
+template <int kKeys, int kHdim, int kThreads, class Lines, class Numbers>
+struct PaddedValueTile : ValueTile<kKeys, kHdim, kThreads, 8, Lines, Numbers> {
+  using Base = ValueTile<kKeys, kHdim, kThreads, 8, Lines, Numbers>;
   using typename Base::Registers;
   static_assert(Base::kChunks == 8 && Base::kColumns == 32);
   static constexpr int kWidth = Base::kWidth, kRowBytes = Base::kRowBytes + 16;

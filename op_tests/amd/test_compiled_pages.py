@@ -27,12 +27,20 @@ _KINDS = [
         for dtype in DTYPES
         for hdims in ((64, 64), (128, 128), (192, 128))
     ),
-    *((chip, "fp8", (128, 128)) for chip in CHIPS),
+    *(
+        (chip, f"{dtype}/{kv_dtype}", hdims)
+        for chip in CHIPS
+        for dtype in DTYPES
+        for kv_dtype in ("fp8", "int8")
+        for hdims in ((64, 64), (128, 128), (192, 128))
+    ),
+    *((chip, "fp8", hdims) for chip in CHIPS for hdims in ((64, 64), (128, 128))),
     ("gfx950", "fp8", (256, 256)),
 ]
+_OF_8_BITS = [kind for kind in _KINDS if kind[1] == "fp8"]
 _WIDE_PAGES = (16, 32, 48, 64, 80, 128, 256)
 _PAGES = (1, 2, 7, 15, 24, *_WIDE_PAGES)
-# In which four waves share a SIMD take less time without a mask.
+# Keys of 16 bits, with which four waves that share a SIMD take less time without a mask.
 _NARROW = (64, 64)
 # Their mean is that from which on these kernels serve, or above it.
 _LENGTHS_Q = ((257, 300), (1, 511), (600,), (256,), (0, 290, 600))
@@ -44,6 +52,7 @@ class Paged:
 
     problem: AmdProblem
     page_size: int
+    is_packed: bool = False
 
     def tensors(self) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         problem, size = self.problem, self.page_size
@@ -54,12 +63,29 @@ class Paged:
         caches = []
         for x in (problem.k, problem.v):
             # Beside each page lies another one.
-            cache = torch.full((count, 2, size, *x.shape[1:]), torch.nan).to(x.dtype)[:, 1]
+            beside = torch.nan if x.dtype.is_floating_point else 99
+            cache = torch.full((count, 2, size, *x.shape[1:]), beside).to(x.dtype)[:, 1]
             for of_sequence, pages in zip(x.split(lengths), table.tolist(), strict=True):
                 for part, page in zip(of_sequence.split(size), pages, strict=False):
                     cache[page, : len(part)] = part
+            if self.is_packed:
+                packed = as_packed("kv"[len(caches)], cache)
+                cache = torch.full((count, 2, *packed.shape[1:]), torch.nan).to(x.dtype)[:, 1]
+                cache.copy_(packed)
             caches.append(cache)
         return (problem.q, *caches), problem.arguments | {"block_table": table}
+
+
+def as_packed(name: str, pages: Tensor) -> Tensor:
+    """Pages of 8 bits as AITER packs them."""
+    count, size, heads, hdim = pages.shape
+    if name == "k":
+        return pages.view(count, size, heads, hdim // 16, 16).permute(0, 2, 3, 1, 4)
+    return pages.view(count, size // 16, 16, heads, hdim).permute(0, 3, 1, 4, 2)
+
+
+def dtypes_of(chip: str) -> dict[str, torch.dtype]:
+    return DTYPES | {"fp8": FP8[chip], "int8": torch.int8}
 
 
 def check(paged: Paged, chip: str, dtype: str, rounding: float, random_order: int | None) -> None:
@@ -67,7 +93,7 @@ def check(paged: Paged, chip: str, dtype: str, rounding: float, random_order: in
     is_narrow = chip == "gfx950" and paged.problem.hdims == _NARROW and options["mask"] == 0
     takes_turns = max(paged.problem.hdims) < 256 or q.dtype.itemsize == 1
     if paged.page_size in _WIDE_PAGES:
-        takes_turns &= not is_narrow
+        takes_turns &= k.dtype.itemsize == 1 or not is_narrow
     with emulate(chip, check=True, random_order=random_order) as run:
         assert ("_turns_" in explain(q, k, v, **options).plan.kernel) == takes_turns
         actual = fmha_fwd(q, k, v, **options)
@@ -79,23 +105,38 @@ def check(paged: Paged, chip: str, dtype: str, rounding: float, random_order: in
 @pytest.mark.sample("number", range(_THOUSAND), 12)
 def test_drawn_calls(number, rng):
     drawn = random.Random(rng.initial_seed())
-    chip, dtype, hdims = drawn.choice(_KINDS)
+    chip, dtypes, hdims = drawn.choice(_KINDS)
+    (dtype, *others), names = dtypes.split("/"), dtypes_of(chip)
     queries = drawn.choice(_LENGTHS_Q)
     longest = drawn.choice((1, 63, 64, 65, 200, 385, 700))
     lengths = [(n, drawn.randrange(longest + 1) if i else longest) for i, n in enumerate(queries)]
     bf16_cvt = drawn.choice(tuple(ROUNDING)) if (dtype, chip) != ("bf16", "gfx950") else "rtne"
     problem = AmdProblem(
-        *(rng, (DTYPES | {"fp8": FP8[chip]})[dtype], hdims, drawn.choice(((1, 1), (4, 2), (3, 1)))),
+        *(rng, names[dtype], hdims, drawn.choice(((1, 1), (4, 2), (3, 1)))),
         lengths=lengths,
         mask=drawn.choice((0, 2)),
         softmax_scale=hdims[0] ** -0.5,
-        descales=drawn.choice((None, "one", "each")) if dtype == "fp8" else None,
+        descales=drawn.choice((None, "one", "each")) if others or dtype == "fp8" else None,
+        kv_dtype=names[others[0]] if others else None,
         options={"bf16_cvt": bf16_cvt, "num_splits": drawn.choice((0, 0, 1, 2, 5))},
     )
     of_probabilities = {"bf16": ROUNDING[bf16_cvt], "fp16": 2**-11, "fp8": FP8_ROUNDING}
     order = drawn.choice((None, drawn.randrange(1 << 31)))
-    paged = Paged(problem, drawn.choice(_PAGES))
+    is_packed = dtypes == "fp8" and drawn.random() < 0.5
+    paged = Paged(problem, drawn.choice(_WIDE_PAGES if is_packed else _PAGES), is_packed)
     check(paged, chip, dtype, of_probabilities[dtype], order)
+
+
+@pytest.mark.sample("chip", CHIPS, 1)
+def test_scales_beside_wider_queries(chip, rng):
+    problem = AmdProblem(
+        *(rng, torch.bfloat16, (128, 128), (2, 2)),
+        lengths=((300, 100),),
+        softmax_scale=128**-0.5,
+        descales="each",
+        kv_dtype=FP8[chip],
+    )
+    check(Paged(problem, 16), chip, "bf16", ROUNDING["rtne"], None)
 
 
 @pytest.mark.sample("kind", _KINDS, 2)
@@ -109,18 +150,33 @@ def test_more_tiles_of_wide_heads(chip, rng):
     check_many_tiles((chip, "bf16", (256, 256)), 16, rng)
 
 
-def check_many_tiles(kind: tuple[str, str, Any], page_size: int, rng: torch.Generator) -> None:
-    chip, dtype, hdims = kind
-    kinds = DTYPES | {"fp8": FP8[chip]}
+@pytest.mark.sample("chip", CHIPS, 1)
+def test_narrow_heads_of_8_bits(chip, rng):
+    check_many_tiles((chip, "fp8", (64, 64)), 16, rng)
+
+
+@pytest.mark.sample("kind", _OF_8_BITS, 2)
+@pytest.mark.parametrize("page_size", [16, 48])
+def test_packed_pages(kind, page_size, rng):
+    check_many_tiles(kind, page_size, rng, is_packed=True)
+
+
+def check_many_tiles(
+    kind: tuple[str, str, Any], page_size: int, rng: torch.Generator, *, is_packed: bool = False
+) -> None:
+    chip, dtypes, hdims = kind
+    (dtype, *others), names = dtypes.split("/"), dtypes_of(chip)
     problem = AmdProblem(
-        *(rng, kinds[dtype], hdims, (1, 1)),
+        *(rng, names[dtype], hdims, (1, 1)),
         lengths=((256, 6300),),
         mask=2,
         softmax_scale=hdims[0] ** -0.5,
+        kv_dtype=names[others[0]] if others else None,
         options={"num_splits": 1},
     )
     of_probabilities = {"bf16": ROUNDING["rtne"], "fp16": 2**-11, "fp8": FP8_ROUNDING}
-    check(Paged(problem, page_size), chip, dtype, of_probabilities[dtype], None)
+    paged = Paged(problem, page_size, is_packed)
+    check(paged, chip, dtype, of_probabilities[dtype], None)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -148,19 +204,22 @@ def test_pages_of_keys_and_of_values_are_as_far_apart(rng):
 
 @pytest.mark.sample(
     ("kind", "is_masked", "access"),
-    list(itertools.product(_KINDS, (False, True), ("paged", "wide_pages"))),
+    [
+        *itertools.product(_KINDS, (False, True), ("paged", "wide_pages")),
+        *itertools.product(_OF_8_BITS, (False, True), ("packed_pages",)),
+    ],
     4,
     is_fixed=True,
 )
 def test_nothing_is_spilled(kind, is_masked, access):
-    chip, dtype, hdims = kind
+    chip, dtypes, hdims = kind
     arch = chip.removesuffix("-mi308")
-    if dtype == "fp8":
-        dtype = str(FP8[arch]).removeprefix("torch.").replace("float8", "fp8")
+    fp8 = str(FP8[arch]).removeprefix("torch.").replace("float8", "fp8")
+    dtype, *others = (fp8 if name == "fp8" else name for name in dtypes.split("/"))
     traits = ForwardTraits(
         *(arch, dtype, *hdims, "gm1", "rtne", is_masked, access),
         ModifierTraits("compiled"),
-        kv_dtype=dtype,
+        kv_dtype=others[0] if others else dtype,
         takes_turns=True,
     )
     assert_nothing_is_spilled(kernel_spec(traits), traits.name, traits.combine_name)

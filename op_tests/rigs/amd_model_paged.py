@@ -17,6 +17,7 @@ _BATCH, _SEQLEN, _HEADS = 2, 4096, (32, 8)
 _SAMPLES = {0: 2, 2: 24}  # under a mask workgroups have unlike much to do
 _HDIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 _OVER_DENSE = {1: 1.25, 16: 1.05, 64: 1.05, 256: 1.05, 1024: 1.05}  # by keys of a page
+_PACKED_PAGES = (16, 1024)
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class PrefillCall:
     Attributes:
         dtype: of all tensors.
         page_size: keys of a page, whose order is a random one; None where they are dense.
+        is_packed: whether pages of 8 bits are packed as AITER has them.
     """
 
     chip: str
@@ -33,9 +35,11 @@ class PrefillCall:
     hdims: tuple[int, int]
     mask: int
     page_size: int | None = None
+    is_packed: bool = False
 
     def __str__(self) -> str:
-        of_pages = f"pages of {self.page_size}" if self.page_size else "dense keys"
+        packed = "packed " if self.is_packed else ""
+        of_pages = f"{packed}pages of {self.page_size}" if self.page_size else "dense keys"
         hdims = "x".join(map(str, self.hdims))
         return (
             f"{self.chip} {self.dtype} {hdims}, {'causal' if self.mask else 'no mask'}, {of_pages}"
@@ -58,6 +62,10 @@ class PrefillCall:
         for x in (k, v):
             # Of what memory held before, large numbers would raise maxima again and again.
             x.copy_(torch.randn(x.shape, generator=generator))
+        if self.is_packed:
+            k, v = k.unflatten(-1, (-1, 16)), v.unflatten(1, (-1, 16))
+            k = k.permute(0, 2, 3, 1, 4).contiguous()
+            v = v.permute(0, 3, 1, 4, 2).contiguous()
         with emulate(self.chip, profile=True, sample=_SAMPLES[self.mask]) as run:
             take_only("own")
             fmha_fwd(q, k, v, **options)
@@ -72,8 +80,12 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
     loops: list[LaunchProfile] = []
     for dense in _dense_calls():
         seconds = _seconds(dense.profiles(progress))
-        for page_size, bar in list(_OVER_DENSE.items())[: 1 if quick else None]:
-            call = replace(dense, page_size=page_size)
+        pages = [(page_size, False) for page_size in _OVER_DENSE][: 1 if quick else None]
+        if dense.dtype == "fp8" and not quick:
+            pages += ((page_size, True) for page_size in _PACKED_PAGES)
+        for page_size, is_packed in pages:
+            bar = _OVER_DENSE[page_size]
+            call = replace(dense, page_size=page_size, is_packed=is_packed)
             profiles = call.profiles(progress)
             loops += profiles
             ratio = _seconds(profiles) / seconds

@@ -33,11 +33,8 @@ if TYPE_CHECKING:
 
 Access = Literal["near", "far", "paged", "packed_pages", "wide_pages"]
 
-_HEADERS_OF_TURNS = ("first_page.h",)
-_HEADERS = (
-    *_HEADERS_OF_TURNS,
-    *("dropout.h", "elements.h", "forward_tasks.h", "row_tiles.h", "scores.h"),
-)
+_HEADERS_OF_TURNS = ("elements.h", "first_page.h")
+_HEADERS = (*_HEADERS_OF_TURNS, "dropout.h", "forward_tasks.h", "row_tiles.h", "scores.h")
 _VALUES_OF_TURNS = (
     *("shared_structs", "kernel", "combine_kernel", "out_element"),
     *("hdim_q", "hdim_v", "rounding", "own_rows", "other_rows"),
@@ -244,11 +241,7 @@ class ForwardTraits(SharedTraits):
             row_blocks=row_blocks,
             decode_blocks=decode_blocks,
             decode_waves=waves_of(problem, arch, are_heads_stacked, compute_units, decode_blocks),
-            takes_turns=(
-                not lists_work
-                and access in ("paged", "wide_pages")
-                and takes_turns(problem, arch, are_wide=access == "wide_pages")
-            ),
+            takes_turns=(not lists_work and takes_turns(problem, arch, are_wide=access != "paged")),
             lists_work=lists_work,
         )
 
@@ -480,8 +473,11 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         headers = _HEADERS_OF_TURNS
         values = {name: values[name] for name in _VALUES_OF_TURNS} | {
             "has_8_bits": int(traits.dtype in EIGHT_BIT_NAMES),
+            "widens_keys": int(traits.kv_dtype != traits.dtype),
+            "key_element": of_keys.element,
             "mask": 2 if traits.is_masked else 0,
             "is_scattered": int(traits.access == "paged"),
+            "is_packed": int(traits.access == "packed_pages"),
         }
     elif traits.decode_blocks:
         headers = *_HEADERS, "sixteen_rows.h"

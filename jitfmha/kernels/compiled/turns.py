@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ...amd.chips import Arch
-from ...problem.dtypes import DTYPE_BYTES
+from ...problem.dtypes import DTYPE_BYTES, FP8_NAMES
 from ...problem.features import Feature
 from ...problem.problem import PlainSizes, Problem, Sizes
 from ..cycles import WAVE_ROWS
@@ -14,7 +14,8 @@ from ..rules import ATTENTION
 from .tile_table import Tile
 
 _LARGE, _SMALL = (256, 64), (128, 32)
-# Queries and keys of a tile, by head dimensions; those of hsa/build.py.
+_MANY_KEYS = (256, 128)
+# Queries and keys of a tile, by head dimensions; those of hsa/build.py where that has some.
 _Tiles = dict[tuple[int, int], tuple[int, int]]
 _NARROW: _Tiles = {(64, 64): _LARGE, (128, 128): _LARGE}
 _16_BITS: dict[Arch, _Tiles] = {
@@ -22,16 +23,20 @@ _16_BITS: dict[Arch, _Tiles] = {
     "gfx950": _NARROW | {(192, 128): _LARGE},
 }
 _8_BITS: dict[Arch, _Tiles] = {
-    "gfx942": {(128, 128): _LARGE},
-    "gfx950": {(128, 128): (256, 128), (256, 256): _LARGE},
+    "gfx942": {(64, 64): _MANY_KEYS, (128, 128): _LARGE},
+    "gfx950": {(64, 64): _MANY_KEYS, (128, 128): _MANY_KEYS, (256, 256): _LARGE},
 }
-# Head dimensions with which, without a mask, four waves of the other kernel share a SIMD: they have
-# less to wait for than two that take turns.
+_TILES = {"bf16": _16_BITS, "fp16": _16_BITS} | dict.fromkeys(FP8_NAMES.values(), _8_BITS)
+# Head dimensions with which, without a mask, four waves of the other kernel share a SIMD if keys
+# have 16 bits: they have less to wait for than two that take turns.
 _SHARES_SIMDS: dict[Arch, tuple[int, ...]] = {"gfx942": (), "gfx950": (64,)}
 _SERVES = ATTENTION - {Feature.TOP_LEFT_MASK} | {
     *(Feature.BF16, Feature.FP16, Feature.FP8_E4M3FNUZ, Feature.FP8_E4M3FN),
+    *(Feature.EIGHT_BIT_KEYS_AND_VALUES, Feature.INT8),
     *(Feature.DESCALES, Feature.PAGED_KEYS, Feature.NUM_SPLITS),
 }
+_BUFFER_REACH = 1 << 31
+_PACKED = {Feature.PACKED_PAGES, Feature.COLUMN_MAJOR_V}  # of 8 bits alone
 
 
 def takes_turns(problem: Problem, arch: Arch, *, are_wide: bool) -> bool:
@@ -41,24 +46,32 @@ def takes_turns(problem: Problem, arch: Arch, *, are_wide: bool) -> bool:
     as those of values, in which the kernel counts.
     """
     tile = _tile_of(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
-    if tile is None or not (problem.is_paged and problem.features <= _SERVES) or problem.is_empty:
+    serves = _SERVES | _PACKED if problem.has_packed_pages and problem.is_fp8 else _SERVES
+    if tile is None or not (problem.is_paged and problem.features <= serves) or problem.is_empty:
         return False
-    if are_wide and problem.mask.is_none and problem.hdim_q in _SHARES_SIMDS[arch]:
+    shares_simds = DTYPE_BYTES[problem.kv_dtype] == 2 and problem.hdim_q in _SHARES_SIMDS[arch]
+    if are_wide and problem.mask.is_none and shares_simds:
+        return False
+    if problem.has_packed_pages and problem.hdim_q * problem.seqlen_k >= _BUFFER_REACH:
         return False
     of_keys, of_values = rows_of_pages(problem, problem.sizes)
     return (
         problem.mode == "gm1"
         and problem.seqlen_q >= tile[0] * problem.packs
-        and of_keys == of_values != 0
+        and (of_keys == of_values or problem.has_packed_pages)
+        and 0 not in (of_keys, of_values)
     )
 
 
 def rows_of_pages(problem: Problem, sizes: Sizes | PlainSizes) -> tuple[int, int]:
     """How many rows there are from a page to the next one, of keys and of values.
 
-    0 where they are no whole ones. To kernels, single rows are hdim apart.
+    0 where they are no whole ones. To kernels, single rows are hdim apart, and so are those of
+    values in packed pages.
     """
     _, page_size, _, k, v, _ = sizes
+    if problem.has_packed_pages:
+        v = v[0], problem.hdim_v
     rows = []
     for (page, row, *_), hdim in ((k, problem.hdim_q), (v, problem.hdim_v)):
         apart = row if page_size > 1 else hdim
@@ -75,5 +88,5 @@ def turns_tile(tile: Tile, arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> 
 
 
 def _tile_of(arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> tuple[int, int] | None:
-    tiles = _16_BITS if DTYPE_BYTES[dtype] == 2 else _8_BITS
-    return tiles[arch].get((hdim_q, hdim_v))
+    tiles = _TILES.get(dtype)
+    return tiles[arch].get((hdim_q, hdim_v)) if tiles else None
