@@ -76,13 +76,19 @@ class SplitChoice:
         return combine_seconds(self._split, seqlen_q * self._rows_of_query, num_splits)
 
     def _splits(self, seqlen_q: int, seqlen_k: int) -> Splits:
-        """Choose for sequences of up to ``seqlen_q`` queries and about ``seqlen_k`` keys."""
+        """Choose for sequences of up to ``seqlen_q`` queries and about ``seqlen_k`` keys.
+
+        More splits than there are tiles of keys would only leave empty results to be combined, but
+        a caller who wants each split's results gets as many as were asked for.
+        """
         rows = seqlen_q * self._rows_of_query
-        if self._asked_for == 1 and not self._leaves_parts:
-            return ONE_SPLIT
-        if self._asked_for:
-            return Splits(self._asked_for, self._split.workspace_floats(rows, self._asked_for))
         tiles = -(-self._visible_keys(seqlen_q, seqlen_k) // self._ts_kv)
+        if self._asked_for:
+            most = self._asked_for if self._leaves_parts else max(tiles, 1)
+            num_splits = min(self._asked_for, most)
+            if num_splits == 1 and not self._leaves_parts:
+                return ONE_SPLIT
+            return Splits(num_splits, self._split.workspace_floats(rows, num_splits))
         if not self._streams:
             return self._split.splits(rows, tiles)
         # As many for a while, so that a decode loop finds them.
