@@ -201,13 +201,14 @@ def test_num_splits(runtime, seqlen_k, options, num_splits):
         (torch.bfloat16, _FP8, 64, None, 1),
         (torch.float16, _FP8, 64, None, 2),
         (torch.bfloat16, torch.int8, 128, None, 1),
-        (torch.bfloat16, torch.int8, 64, None, 2),
+        (torch.bfloat16, torch.int8, 64, None, 1),
         (_FP8, _FP8, 128, 16, 1),
-        (torch.bfloat16, torch.int8, 64, 16, 2),
         (torch.bfloat16, torch.int8, 128, 16, 1),
+        (torch.bfloat16, torch.int8, 256, 1, 2),
         # Of eight waves.
         (_FP8, _FP8, 64, 16, 1),
         (_FP8, _FP8, 128, 1, 1),
+        (torch.bfloat16, torch.int8, 64, 16, 1),
     ],
 )
 def test_8_bit_keys_are_split_where_units_draw_little(

@@ -17,11 +17,13 @@ from .tile_table import WAVE
 # What a compute unit draws from HBM at most while others are idle, in bytes a second, by the cost
 # model: 57e9 to 106e9 on gfx942 and 84e9 to 109e9 on gfx950; what leaves some to spare is counted.
 # Of 8-bit numbers, which become others, less: from 32e9 and 50e9 on. Of integers in wide pages from
-# 32e9 on and 41e9, of fp8 beside fp16 28e9 and 46e9. Least where there is as much to do for few
-# bytes, or each key is looked up: 21e9 to 28e9, and 29e9 to 38e9.
+# 40e9 on and 57e9, of fp8 beside fp16 28e9 and 46e9; of narrow integers 33e9 and 48e9, or in wide
+# pages 28e9 and 40e9. Least where there is as much to do for few bytes, or each key is looked up:
+# 21e9 to 28e9, and 29e9 to 38e9.
 _MOST_OF_UNIT = 65e9
 _MOST_OF_8_BIT_UNIT: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 60e9}
-_MOST_OF_INTEGERS_IN_PAGES: dict[Arch, float] = {"gfx942": 34e9, "gfx950": 30e9}
+_MOST_OF_INTEGERS_IN_PAGES: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 57e9}
+_MOST_OF_NARROW_INTEGERS: dict[Arch, float] = {"gfx942": 33e9, "gfx950": 48e9}
 _MOST_OF_SLOW_UNIT: dict[Arch, float] = {"gfx942": 20e9, "gfx950": 30e9}
 # Of workgroups of eight waves, which do more for it.
 _MOST_OF_EIGHT_WAVES: dict[Arch, float] = {"gfx942": 36e9, "gfx950": 56e9}
@@ -145,6 +147,8 @@ def _most_of_unit(problem: Problem, arch: Arch, row: KernelRow) -> float:
     looks_up_keys = problem.is_paged and problem.seqlen_k % half_tile != 0
     if problem.has_packed_pages or looks_up_keys:
         return _MOST_OF_SLOW_UNIT[arch]
+    if is_narrow and problem.kv_dtype == "int8" and not problem.is_paged:
+        return _MOST_OF_NARROW_INTEGERS[arch]
     if is_narrow and (problem.is_paged or not is_quick):
         return _MOST_OF_SLOW_UNIT[arch]
     if problem.is_paged and not is_quick:
