@@ -60,6 +60,10 @@ def kernel_of(arch: str, *tensors: Tensor, **options: Any) -> str:
         return str(explain(*tensors, **options).plan.kernel)
 
 
+def is_paged_access(access: str) -> bool:
+    return access in ("paged", "packed_pages", "wide_pages")
+
+
 def decode_call(drawn: random.Random) -> CompiledCall:
     call = draw(drawn, FEATURES)
     dtype, kv_dtype = drawn.choice(DTYPES)
@@ -147,6 +151,38 @@ def test_hidden_values_and_later_maxima(rng, arch, heads, hdim):
 
 
 @pytest.mark.sample("arch", ARCHS, 1)
+@pytest.mark.parametrize("num_splits", [2, 22])
+def test_splits_that_waves_combine(rng, arch, num_splits):
+    """Waves with no split, or with more than come at once, whose scores grow far below 0."""
+    q = torch.randn(1, 1, 1, 64, generator=rng).bfloat16()
+    v = torch.randn(1, 32 * num_splits, 1, 64, generator=rng).bfloat16()
+    growth = torch.linspace(-64, -32, v.shape[1]).view(1, -1, 1, 1)
+    k = (q * growth * 64 / q.float().square().sum()).bfloat16()
+    actual = run(arch, q, k, v, num_splits=num_splits)
+    assert_near(actual, attention(q, k, v), q, k, v, {})
+
+
+@pytest.mark.sample(("arch", "is_packed"), [(arch, packs) for arch in ARCHS for packs in (0, 1)], 2)
+def test_integers_among_values(rng, arch, is_packed):
+    """All there are, beside scores that grow."""
+    q = torch.randn(1, 4, 64, generator=rng).bfloat16()
+    table, options = torch.randperm(12, generator=rng).view(1, -1).int(), {"softmax_scale": 1 / 32}
+    keys = torch.arange(384).view(table.numel(), 32, 1, 1)
+    k = (q[:, :1] * keys / 10).round().clamp(-128, 127).char()
+    v = torch.randint(-128, 128, k.shape, generator=rng, dtype=torch.int8)
+    v[..., :16] = -128
+    rows = [unpaged(x, table, [384]) for x in (k, v)]
+    expected = attention_packed(q, *rows, [1], [384], [0], [0], **options)
+    groups = {"cu_seqlens_q": torch.tensor([0, 1]).int(), "max_seqlen_q": 1}
+    groups |= {"cu_seqlens_k": torch.tensor([0, 384]).int(), "block_table": table}
+    pages = (packed_keys(k), packed_values(v)) if is_packed else (k, v)
+    for num_splits in (1, 2):
+        actual = run(arch, q, *pages, num_splits=num_splits, **groups, **options)
+        rows32 = (x.float() for x in rows)
+        assert_near(actual, expected, q.float(), *rows32, options, torch.bfloat16)
+
+
+@pytest.mark.sample("arch", ARCHS, 1)
 @pytest.mark.parametrize("page_size", [None, 1, 16])
 def test_one_split_depends_on_nothing_else(rng, arch, page_size):
     """Neither on the order of waves nor on the sequences beside one's own, to the last bit."""
@@ -215,7 +251,9 @@ def test_places_of_8_bit_keys(rng, arch, kind, page_size):
         *(("gfx942-mi308", "fp8", *kind) for kind in _OF_EIGHT_WAVES),
         *(("gfx950", "fp8", *kind) for kind in _OF_EIGHT_WAVES),
         *(("gfx942-mi308", "int8", 128, *pages) for pages in ((1, False), (32, True))),
+        ("gfx942-mi308", "int8", 64, 16, False),
         *(("gfx950", "int8", hdim, 16, False) for hdim in (72, 128)),
+        ("gfx950", "int8", 128, 32, True),
     ],
     2,
 )
@@ -276,7 +314,7 @@ def test_eight_waves(rng, chip, dtype, hdim, page_size, is_packed):
         )
         for access in get_args(Access)
         if access != "packed_pages" or hdim % 16 == 0
-        if waves == 4 or access in ("paged", "packed_pages", "wide_pages")
+        if waves == 4 or is_paged_access(access) or (dtypes[1] == "int8" and hdim <= 64)
         for is_masked in (False, True)
         for has_features in (False, True)
         for has_tokens in ((False, True) if "8" in dtypes[1] else (False,))

@@ -154,7 +154,8 @@ def test_stacked_heads_take_the_workgroups_of_key_heads(runtime):
         (8192, {"batch": 4}, 3),
         (8192, {"num_splits": 1}, 1),
         (8192, {"num_splits": 7}, 7),
-        (64, {"num_splits": 7}, 7),
+        (64, {"num_splits": 7}, 2),  # as many as there are tiles
+        (16, {"num_splits": 7}, 1),
         (64, {}, 1),  # too few keys for a second launch to pay
         (8192, {"window_size": (100, 0)}, 1),  # as few are seen
         (8192, {"batch": 4, "window_size": (100, 0), "sink_size": 8000}, 3),
@@ -200,13 +201,14 @@ def test_num_splits(runtime, seqlen_k, options, num_splits):
         (torch.bfloat16, _FP8, 64, None, 1),
         (torch.float16, _FP8, 64, None, 2),
         (torch.bfloat16, torch.int8, 128, None, 1),
-        (torch.bfloat16, torch.int8, 64, None, 2),
+        (torch.bfloat16, torch.int8, 64, None, 1),
         (_FP8, _FP8, 128, 16, 1),
-        (torch.bfloat16, torch.int8, 64, 16, 2),
         (torch.bfloat16, torch.int8, 128, 16, 1),
+        (torch.bfloat16, torch.int8, 256, 1, 2),
         # Of eight waves.
         (_FP8, _FP8, 64, 16, 1),
         (_FP8, _FP8, 128, 1, 1),
+        (torch.bfloat16, torch.int8, 64, 16, 1),
     ],
 )
 def test_8_bit_keys_are_split_where_units_draw_little(

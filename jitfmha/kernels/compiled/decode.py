@@ -7,6 +7,7 @@ rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from ...amd.chips import Arch
 from ...problem.dtypes import DTYPE_BYTES
@@ -24,14 +25,15 @@ _FOUR_BYTES = 16
 DECODE_WAVES, _MOST_WAVES = 4, 8
 _LOADED_TOGETHER = 8  # numbers of a row
 _LEAST_OF_UNITS = 0.4  # where fewer have a workgroup, its keys have to be split in any case
-# For which keys in pages, by dtype (fp8, or int8), eight waves take less than two splits, by the
-# cost model: whether each has a place of its own, and whether rows are narrow.
+# For which keys, by dtype (fp8, or int8), eight waves take less than two splits, by the cost model:
+# where keys are, and whether rows are narrow. Scattered ones have a place each.
 _NARROW_HDIM = 64
-_OF_EIGHT_WAVES: dict[tuple[Arch, bool], frozenset[tuple[bool, bool]]] = {
-    ("gfx942", True): frozenset(((True, True), (True, False), (False, True))),
-    ("gfx950", True): frozenset(((True, True), (True, False), (False, True))),
-    ("gfx942", False): frozenset(((True, False),)),
-    ("gfx950", False): frozenset(((False, False),)),
+_Places = Literal["dense", "pages", "scattered"]
+_OF_EIGHT_WAVES: dict[tuple[Arch, bool], frozenset[tuple[_Places, bool]]] = {
+    ("gfx942", True): frozenset((("scattered", True), ("scattered", False), ("pages", True))),
+    ("gfx950", True): frozenset((("scattered", True), ("scattered", False), ("pages", True))),
+    ("gfx942", False): frozenset((("scattered", False), ("pages", True))),
+    ("gfx950", False): frozenset((("scattered", False), ("pages", False), ("dense", True))),
 }
 _COLUMNS = 64  # a multiple of which a workgroup makes
 
@@ -80,15 +82,14 @@ def decode_waves(
 ) -> int:
     """How many waves a workgroup with so many blocks of rows has.
 
-    Of 8-bit numbers in pages four waves attend to less than HBM brings to a unit. Where there are
+    Of 8-bit numbers four waves mostly attend to less than HBM brings to a unit. Where there are
     about half as many workgroups as units, each has eight: that takes less than to split the keys.
     More rows, or wider ones, have no registers for that.
     """
     hdims = problem.hdim_q, problem.hdim_v
     workgroups = problem.batch * problem.heads_q // rows_of_query
     is_meant = (
-        problem.is_paged
-        and blocks == 1
+        blocks == 1
         and DTYPE_BYTES[problem.kv_dtype] == 1
         and max(hdims) <= _WIDE_HDIM
         and not any(hdim % _LOADED_TOGETHER for hdim in hdims)
@@ -96,8 +97,11 @@ def decode_waves(
     )
     if not is_meant:
         return DECODE_WAVES
-    is_scattered = problem.has_packed_pages or problem.seqlen_k % _BLOCK_ROWS != 0
-    kind = is_scattered, max(hdims) <= _NARROW_HDIM
+    places: _Places = "dense"
+    if problem.is_paged:
+        is_wide = not problem.has_packed_pages and problem.seqlen_k % _BLOCK_ROWS == 0
+        places = "pages" if is_wide else "scattered"
+    kind = places, max(hdims) <= _NARROW_HDIM
     return _MOST_WAVES if kind in _OF_EIGHT_WAVES[arch, problem.is_fp8] else DECODE_WAVES
 
 

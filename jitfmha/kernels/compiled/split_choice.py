@@ -17,11 +17,13 @@ from .tile_table import WAVE
 # What a compute unit draws from HBM at most while others are idle, in bytes a second, by the cost
 # model: 57e9 to 106e9 on gfx942 and 84e9 to 109e9 on gfx950; what leaves some to spare is counted.
 # Of 8-bit numbers, which become others, less: from 32e9 and 50e9 on. Of integers in wide pages from
-# 32e9 on and 41e9, of fp8 beside fp16 28e9 and 46e9. Least where there is as much to do for few
-# bytes, or each key is looked up: 21e9 to 28e9, and 29e9 to 38e9.
+# 40e9 on and 57e9, of fp8 beside fp16 28e9 and 46e9; of narrow integers 33e9 and 48e9, or in wide
+# pages 28e9 and 40e9. Least where there is as much to do for few bytes, or each key is looked up:
+# 21e9 to 28e9, and 29e9 to 38e9.
 _MOST_OF_UNIT = 65e9
 _MOST_OF_8_BIT_UNIT: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 60e9}
-_MOST_OF_INTEGERS_IN_PAGES: dict[Arch, float] = {"gfx942": 34e9, "gfx950": 30e9}
+_MOST_OF_INTEGERS_IN_PAGES: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 57e9}
+_MOST_OF_NARROW_INTEGERS: dict[Arch, float] = {"gfx942": 33e9, "gfx950": 48e9}
 _MOST_OF_SLOW_UNIT: dict[Arch, float] = {"gfx942": 20e9, "gfx950": 30e9}
 # Of workgroups of eight waves, which do more for it.
 _MOST_OF_EIGHT_WAVES: dict[Arch, float] = {"gfx942": 36e9, "gfx950": 56e9}
@@ -76,13 +78,19 @@ class SplitChoice:
         return combine_seconds(self._split, seqlen_q * self._rows_of_query, num_splits)
 
     def _splits(self, seqlen_q: int, seqlen_k: int) -> Splits:
-        """Choose for sequences of up to ``seqlen_q`` queries and about ``seqlen_k`` keys."""
+        """Choose for sequences of up to ``seqlen_q`` queries and about ``seqlen_k`` keys.
+
+        More splits than there are tiles of keys would only leave empty results to be combined, but
+        a caller who wants each split's results gets as many as were asked for.
+        """
         rows = seqlen_q * self._rows_of_query
-        if self._asked_for == 1 and not self._leaves_parts:
-            return ONE_SPLIT
-        if self._asked_for:
-            return Splits(self._asked_for, self._split.workspace_floats(rows, self._asked_for))
         tiles = -(-self._visible_keys(seqlen_q, seqlen_k) // self._ts_kv)
+        if self._asked_for:
+            most = self._asked_for if self._leaves_parts else max(tiles, 1)
+            num_splits = min(self._asked_for, most)
+            if num_splits == 1 and not self._leaves_parts:
+                return ONE_SPLIT
+            return Splits(num_splits, self._split.workspace_floats(rows, num_splits))
         if not self._streams:
             return self._split.splits(rows, tiles)
         # As many for a while, so that a decode loop finds them.
@@ -139,6 +147,8 @@ def _most_of_unit(problem: Problem, arch: Arch, row: KernelRow) -> float:
     looks_up_keys = problem.is_paged and problem.seqlen_k % half_tile != 0
     if problem.has_packed_pages or looks_up_keys:
         return _MOST_OF_SLOW_UNIT[arch]
+    if is_narrow and problem.kv_dtype == "int8" and not problem.is_paged:
+        return _MOST_OF_NARROW_INTEGERS[arch]
     if is_narrow and (problem.is_paged or not is_quick):
         return _MOST_OF_SLOW_UNIT[arch]
     if problem.is_paged and not is_quick:

@@ -269,6 +269,15 @@ class ForwardTraits(SharedTraits):
         return self.tile.slices
 
     @property
+    def has_byte_values(self) -> bool:
+        """Whether integers among values become fp16 as decode_fwd.hip.in says."""
+        return (
+            self.decode_blocks is not None
+            and self.kv_dtype == "int8"
+            and not (self.has_token_v_descales or self.modifiers.asked.sink)
+        )
+
+    @property
     def streams(self) -> bool:
         """Whether queries and keys come from memory whenever a product takes them."""
         return _streams(self.tile, self.dtype)
@@ -481,7 +490,11 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         }
     elif traits.decode_blocks:
         headers = *_HEADERS, "sixteen_rows.h"
-        values |= {"key_element": of_keys.element, "score_dtype": of_queries.scores}
+        values |= {
+            "key_element": of_keys.element,
+            "score_dtype": of_queries.scores,
+            "byte_values": cpp_bool(traits.has_byte_values),
+        }
     elif not traits.row_blocks:
         headers = *_HEADERS, "bias_tiles.h", "streamed_rows.h", "work_list.h"
         values |= {
@@ -517,6 +530,8 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
 
 def _product_of_values(product: Product, traits: ForwardTraits) -> Product:
     """What probabilities become: times the scales of tokens they leave the range of fp16."""
+    if traits.has_byte_values:
+        return "FP16"
     return "BF16" if traits.has_token_v_descales and product == "FP16" else product
 
 
