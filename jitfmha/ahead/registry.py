@@ -71,6 +71,7 @@ def has_key(kernel: ListedKernel, config: Mapping[str, Any]) -> bool:
 
 
 def _fits(pattern: Any, value: Any) -> bool:
+    value = tuple(value) if isinstance(value, list) else value
     if isinstance(pattern, dict):
         if "up_to" in pattern:
             return bool(value <= pattern["up_to"])

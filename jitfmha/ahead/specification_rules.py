@@ -375,7 +375,7 @@ def tiles_are_those_of_gfx950(
     sig: Signature, alg: Algorithm, arch: CkArchitecture
 ) -> Iterator[str]:
     """Tiles of its own pipelines that are not compiled."""
-    if arch.name != "gfx950" or not _is_forward_tile(sig, alg):
+    if not arch.supports_trload or not _is_forward_tile(sig, alg):
         return
     rows, keys = alg.tile[:2]
     if alg.pipeline == "qr_async_trload" and _hdims(sig) == (128, 128) and keys == 128:

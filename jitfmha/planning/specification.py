@@ -110,11 +110,13 @@ def key_of(problem: Problem, stages: Sequence[Stage], arch: str) -> dict[str, An
     """The configuration of the kernel that makes the results, of those that serve a problem."""
     main = next(stage for stage in stages if stage.family not in _BESIDE_RESULTS)
     signature = signature_of(problem, main.family)
-    return {
-        "signature": signature._asdict(),
-        "algorithm": main.algorithm._asdict(),
-        "arch": arch,
-    }
+    return {"signature": _data(signature), "algorithm": _data(main.algorithm), "arch": arch}
+
+
+def _data(fields: Signature | Algorithm) -> dict[str, Any]:
+    """As JSON has it."""
+    values = fields._asdict().items()
+    return {name: list(x) if isinstance(x, tuple) else x for name, x in values}
 
 
 def data_type_of(dtype: str) -> str:

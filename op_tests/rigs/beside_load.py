@@ -17,10 +17,10 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,8 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _STEPS = "forward", "training step"
 _RUNS = 3  # of each row
 _BAR = 0.98
+_OP_TESTS = Path(__file__).parents[1]
+_RUN = "import json, rigs.beside_load as rig; rig.run(**json.loads(sys.argv[1]))"
 
 
 class _Block(nn.Module):
@@ -110,7 +112,7 @@ Row = tuple[str, str, str]
 _ROWS: list[Row] = list(itertools.product(_MODELS, _DTYPES, _STEPS))
 
 
-def _run(threads: int, load: int, seconds: float, layers: int) -> None:
+def run(threads: int, load: int, seconds: float, layers: int) -> None:
     """The pairs of each row, printed."""
     processors = sorted(os.sched_getaffinity(0))[:threads]
     os.sched_setaffinity(0, processors)
@@ -140,19 +142,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({min(2, here), here}))
     parser.add_argument("--load", type=int, nargs="+", default=[0, 2], help="busy processes")
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--run", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.run is not None:
-        _run(**json.loads(given.run))
-        return
     places = list(itertools.product(given.threads, given.load))
     seconds = given.seconds / len(places) / len(_ROWS) / _RUNS
     print(f"OMP_WAIT_POLICY: {os.environ.get('OMP_WAIT_POLICY', 'not set')}; {given.layers} layers")
     below = []
     for threads, load in places:
-        run = {"threads": threads, "load": load, "seconds": seconds}
-        command = [sys.executable, "-m", "rigs.beside_load"]
-        command += ["--run", json.dumps(run | {"layers": given.layers})]
+        told = {"threads": threads, "load": load, "seconds": seconds, "layers": given.layers}
+        command = fresh_python(_RUN, json.dumps(told), first=(_OP_TESTS,))
         runs = []
         for _ in range(_RUNS):
             output = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout

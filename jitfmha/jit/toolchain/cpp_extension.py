@@ -22,6 +22,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from filelock import SoftFileLock
+
 from ..errors import BuildError
 from ..spec import BuildSpec
 from ..status import is_verbose
@@ -117,18 +119,19 @@ def _load(
         with _quiet_extension_log(), shown:
             extension = _imported_cpp_extension()
             _check_torch_location(extension.library_paths())
-            library = extension.load(
-                name=spec.name,
-                sources=[str(sources / name) for name in spec.compiled_sources],
-                extra_cflags=cflags,
-                extra_ldflags=ldflags,
-                build_directory=str(workspace),
-                verbose=is_verbose(),
-                with_cuda=False,
-                with_sycl=False,
-                is_python_module=False,
-                is_standalone=True,
-            )
+            with _lock_by_file(extension):
+                library = extension.load(
+                    name=spec.name,
+                    sources=[str(sources / name) for name in spec.compiled_sources],
+                    extra_cflags=cflags,
+                    extra_ldflags=ldflags,
+                    build_directory=str(workspace),
+                    verbose=is_verbose(),
+                    with_cuda=False,
+                    with_sycl=False,
+                    is_python_module=False,
+                    is_standalone=True,
+                )
     except UnicodeDecodeError as error:
         # cpp_extension expects UTF-8 of the compiler.
         raise compile_failure(error.object.decode(errors="replace")) from error
@@ -164,6 +167,23 @@ def _check_torch_location(paths: list[str]) -> None:
                 f"PyTorch is installed at {path!r}, and its build tool cannot handle the special "
                 "characters in that path; install it where the path has no spaces or quotes"
             )
+
+
+@contextmanager
+def _lock_by_file(extension: Any) -> Iterator[None]:
+    """Let it lock by a file's presence, as it did before torch 2.15, which asks the kernel.
+
+    A file system may have no such locks, and nobody else builds in this directory.
+    """
+    lock = getattr(extension, "FileLock", None)
+    if lock is None:
+        yield
+        return
+    extension.FileLock = SoftFileLock
+    try:
+        yield
+    finally:
+        extension.FileLock = lock
 
 
 @contextmanager
