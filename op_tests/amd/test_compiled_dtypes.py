@@ -51,9 +51,11 @@ def test_every_8_bit_number(arch, is_fp8, hdim):
     codes = torch.arange(256, dtype=torch.uint8).view(dtype)
     numbers = codes.float()
     v = codes.view(1, 1, 2, 128) if hdim == 128 else codes.view(1, 1, 1, 256)
-    out, _ = run(arch, *(torch.zeros(1, n, v.shape[2], hdim).to(dtype) for n in (3, 1)), v)
-    expected = v.bfloat16().expand_as(out)
-    torch.testing.assert_close(out, expected, atol=0, rtol=0, equal_nan=True)
+    k = torch.zeros(1, 1, v.shape[2], hdim).to(dtype)
+    for seqlen_q in (3, 33):  # of the decode kernel, and of the other
+        out, _ = run(arch, k.expand(1, seqlen_q, -1, -1).contiguous(), k, v)
+        expected = v.bfloat16().expand_as(out)
+        torch.testing.assert_close(out, expected, atol=0, rtol=0, equal_nan=True)
     ones, coded = torch.zeros(2, 1, 1, 256, hdim)
     ones[..., 0], coded[..., 0] = 1, numbers
     for q, k in ((ones, coded), (coded, ones)):

@@ -72,6 +72,7 @@ def test_drawn_calls(rng, number, shares_heads):
     check(call, rng)
 
 
+@pytest.mark.parametrize("seqlen_q", [3, 40])  # of the decode kernel, and of the other
 @pytest.mark.sample(
     ("arch", "heads_q", "feature"),
     [
@@ -82,13 +83,13 @@ def test_drawn_calls(rng, number, shares_heads):
     ],
     1,
 )
-def test_splits_together_count_everything_once(rng, arch, heads_q, feature):
+def test_splits_together_count_everything_once(rng, arch, heads_q, feature, seqlen_q):
     """Sinks belong to the first split alone, and what is dropped depends on no split."""
     drawn = random.Random(rng.initial_seed())
     call = replace(
         draw(drawn), arch=arch, heads=(heads_q, 2), is_group=False, mask=0, bf16_cvt="rtne"
     )
-    call = replace(call, lengths=((3, 150),), features=(feature,), num_splits=3)
+    call = replace(call, lengths=((seqlen_q, 150),), features=(feature,), num_splits=3)
     check(call, rng)
 
 
