@@ -33,10 +33,10 @@ constexpr u32 kSliceOfLoneWave = 64;
 // Between turns a launch can be stopped.
 constexpr u64 kLongestSlice = 1 << 16;
 
-// In random order a workgroup is held back at one in so many looks, for up to so many microseconds:
-// as long as others take for some thousands of instructions, in which they would overtake it where
-// they do not wait for it.
-constexpr u32 kLooksOfHold = 16, kLongestHold = 4096;
+// In random order a workgroup is held back at one in so many looks, and after one in so many stores
+// that others may wait for, for up to so many microseconds: as long as others take for some
+// thousands of instructions, in which they would overtake it where they do not wait for it.
+constexpr u32 kLooksOfHold = 16, kStoresOfHold = 3, kLongestHold = 4096;
 
 // The generator of the `random_order` option: splitmix64.
 class Random {
@@ -471,6 +471,8 @@ class Worker {
           return false;
         }
         if (wave.state == WaveState::at_barrier) hooks::barrier_arrived(wave);
+        if (workgroup.has_told) hold_now_and_then(random, kStoresOfHold);
+        workgroup.has_told = false;
         longest = std::max(longest, wave.executed - executed_before);
         executed += wave.executed - executed_before;
       }
@@ -493,9 +495,14 @@ class Worker {
     since_look_ = 0;
     if (is_launching_) progress_.ask();
     const Options& options = dispatch_.options;
-    if (options.random_order && options.threads != 1 && random.below(kLooksOfHold) == 0)
-      std::this_thread::sleep_for(std::chrono::microseconds(random.below(kLongestHold)));
+    if (options.random_order) hold_now_and_then(random, kLooksOfHold);
     return progress_.is_stopped() || progress_.is_abandoned(place, since_failure_);
+  }
+
+  // At one in so many calls.
+  void hold_now_and_then(Random& random, u32 calls) const {
+    if (dispatch_.options.threads != 1 && random.below(calls) == 0)
+      std::this_thread::sleep_for(std::chrono::microseconds(random.below(kLongestHold)));
   }
 
   // Lets the waves go on if all that have not ended are at the barrier. False when all have ended.
