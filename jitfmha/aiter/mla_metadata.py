@@ -278,7 +278,7 @@ def mla_reduce_v1(
         _check_tiles(ends.tolist(), parts.tolist(), tiles.tolist(), length, room, total_q)
     if 0 in (count, len(parts), length, room, total_q):
         return
-    within = torch.arange(length, device=ends.device)
+    within = torch.arange(min(length, room, total_q), device=ends.device)
     source = (parts[:, None] + within).clamp(0, room - 1)
     ends = ends.long()
     number = torch.arange(len(parts), device=ends.device)
