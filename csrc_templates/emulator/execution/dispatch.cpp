@@ -353,7 +353,8 @@ class Worker {
         progress_(progress),
         selected_(selected),
         room_(room),
-        is_launching_(is_launching) {
+        is_launching_(is_launching),
+        holds_(dispatch.options.seed) {
     const u32 threads =
         dispatch.workgroup_size[0] * dispatch.workgroup_size[1] * dispatch.workgroup_size[2];
     wave_count_ = (threads + kLanes - 1) / kLanes;
@@ -471,12 +472,12 @@ class Worker {
           return false;
         }
         if (wave.state == WaveState::at_barrier) hooks::barrier_arrived(wave);
-        if (workgroup.has_told) hold_now_and_then(random, kStoresOfHold);
+        if (workgroup.has_told) hold_now_and_then(kStoresOfHold);
         workgroup.has_told = false;
         longest = std::max(longest, wave.executed - executed_before);
         executed += wave.executed - executed_before;
       }
-      if (must_stop(resident.place, executed, random)) return false;
+      if (must_stop(resident.place, executed)) return false;
       workgroup.now += longest;  // waves run side by side
       if (!release_barrier(resident)) {
         workgroup.land_all_atomics();
@@ -487,7 +488,7 @@ class Worker {
   }
 
   // Looks now and then whether the workgroup ends early; that takes longer than an instruction.
-  bool must_stop(u64 place, u64 executed, Random& random) {
+  bool must_stop(u64 place, u64 executed) {
     constexpr u64 kBetweenLooks = 4096;  // instructions: of a millisecond's order
     since_look_ += executed;
     if (since_look_ < kBetweenLooks) return false;
@@ -495,14 +496,15 @@ class Worker {
     since_look_ = 0;
     if (is_launching_) progress_.ask();
     const Options& options = dispatch_.options;
-    if (options.random_order) hold_now_and_then(random, kLooksOfHold);
+    if (options.random_order) hold_now_and_then(kLooksOfHold);
     return progress_.is_stopped() || progress_.is_abandoned(place, since_failure_);
   }
 
-  // At one in so many calls.
-  void hold_now_and_then(Random& random, u32 calls) const {
-    if (dispatch_.options.threads != 1 && random.below(calls) == 0)
-      std::this_thread::sleep_for(std::chrono::microseconds(random.below(kLongestHold)));
+  // At one in so many calls. Workgroups draw nothing for it, so that orders are theirs whatever the
+  // workers.
+  void hold_now_and_then(u32 calls) {
+    if (dispatch_.options.threads != 1 && holds_.below(calls) == 0)
+      std::this_thread::sleep_for(std::chrono::microseconds(holds_.below(kLongestHold)));
   }
 
   // Lets the waves go on if all that have not ended are at the barrier. False when all have ended.
@@ -526,6 +528,7 @@ class Worker {
   const std::vector<u64>& selected_;
   const u64 room_;
   const bool is_launching_;
+  Random holds_;
   u64 since_look_ = 0, since_failure_ = 0;  // instructions
   u32 wave_count_, lds_bytes_, scratch_bytes_;
   std::deque<std::unique_ptr<Resident>> waiting_;
