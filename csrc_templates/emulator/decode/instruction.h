@@ -150,12 +150,6 @@ inline bool sees_other_units(const Instruction& inst) {
          (unit == Unit::vmem_atomic && inst.cache_policy & kSc0);
 }
 
-// Whether it stores past the unit's own cache, for others to see.
-inline bool tells_other_units(const Instruction& inst) {
-  constexpr u8 kSc1 = 4;
-  return inst.definition->unit == Unit::vmem_store && inst.cache_policy & kSc1;
-}
-
 // Of rows that stand for instructions that are decoded but not emulated: faults.
 void execute_unsupported(Wave&, const Instruction&);
 

@@ -33,10 +33,10 @@ constexpr u32 kSliceOfLoneWave = 64;
 // Between turns a launch can be stopped.
 constexpr u64 kLongestSlice = 1 << 16;
 
-// In random order a workgroup is held back at one in so many looks, and after one in so many stores
-// that others may wait for, for up to so many microseconds: as long as others take for some
-// thousands of instructions, in which they would overtake it where they do not wait for it.
-constexpr u32 kLooksOfHold = 16, kStoresOfHold = 3, kLongestHold = 4096;
+// In random order a workgroup is held back at one in so many looks, for up to so many microseconds:
+// as long as others take for some thousands of instructions, in which they would overtake it where
+// they do not wait for it.
+constexpr u32 kLooksOfHold = 16, kLongestHold = 4096;
 
 // The generator of the `random_order` option: splitmix64.
 class Random {
@@ -353,8 +353,7 @@ class Worker {
         progress_(progress),
         selected_(selected),
         room_(room),
-        is_launching_(is_launching),
-        holds_(dispatch.options.seed) {
+        is_launching_(is_launching) {
     const u32 threads =
         dispatch.workgroup_size[0] * dispatch.workgroup_size[1] * dispatch.workgroup_size[2];
     wave_count_ = (threads + kLanes - 1) / kLanes;
@@ -472,12 +471,10 @@ class Worker {
           return false;
         }
         if (wave.state == WaveState::at_barrier) hooks::barrier_arrived(wave);
-        if (workgroup.has_told) hold_now_and_then(kStoresOfHold);
-        workgroup.has_told = false;
         longest = std::max(longest, wave.executed - executed_before);
         executed += wave.executed - executed_before;
       }
-      if (must_stop(resident.place, executed)) return false;
+      if (must_stop(resident.place, executed, random)) return false;
       workgroup.now += longest;  // waves run side by side
       if (!release_barrier(resident)) {
         workgroup.land_all_atomics();
@@ -488,7 +485,7 @@ class Worker {
   }
 
   // Looks now and then whether the workgroup ends early; that takes longer than an instruction.
-  bool must_stop(u64 place, u64 executed) {
+  bool must_stop(u64 place, u64 executed, Random& random) {
     constexpr u64 kBetweenLooks = 4096;  // instructions: of a millisecond's order
     since_look_ += executed;
     if (since_look_ < kBetweenLooks) return false;
@@ -496,15 +493,9 @@ class Worker {
     since_look_ = 0;
     if (is_launching_) progress_.ask();
     const Options& options = dispatch_.options;
-    if (options.random_order) hold_now_and_then(kLooksOfHold);
+    if (options.random_order && options.threads != 1 && random.below(kLooksOfHold) == 0)
+      std::this_thread::sleep_for(std::chrono::microseconds(random.below(kLongestHold)));
     return progress_.is_stopped() || progress_.is_abandoned(place, since_failure_);
-  }
-
-  // At one in so many calls. Workgroups draw nothing for it, so that orders are theirs whatever the
-  // workers.
-  void hold_now_and_then(u32 calls) {
-    if (dispatch_.options.threads != 1 && holds_.below(calls) == 0)
-      std::this_thread::sleep_for(std::chrono::microseconds(holds_.below(kLongestHold)));
   }
 
   // Lets the waves go on if all that have not ended are at the barrier. False when all have ended.
@@ -528,7 +519,6 @@ class Worker {
   const std::vector<u64>& selected_;
   const u64 room_;
   const bool is_launching_;
-  Random holds_;
   u64 since_look_ = 0, since_failure_ = 0;  // instructions
   u32 wave_count_, lds_bytes_, scratch_bytes_;
   std::deque<std::unique_ptr<Resident>> waiting_;

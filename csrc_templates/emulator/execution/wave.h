@@ -124,7 +124,6 @@ struct Workgroup {
   // Instructions of which loops consist that wait for other workgroups: s_sleep, loads that go past
   // the unit's own cache, atomic operations with a result.
   u64 polls = 0;
-  bool has_told = false;  // in random order: others, by a store, since the last wave's turn began
 
   void make_room_for_lds_load_of(Wave&);
   void land_due_lds_loads();
@@ -158,7 +157,7 @@ struct Wave {
   u32 status_bits;  // hardware registers that kernels read for information only
   bool scc;
   WaveState state;
-  bool yields;              // set by s_sleep, say: the other waves get their turn
+  bool yields;              // set by s_sleep: the other waves get their turn
   bool indexes_vgprs;       // between s_set_gpr_idx_on and _off
   bool skips_vector;        // MODE.VSKIP: vector instructions are not issued
   bool default_float_mode;  // nearest even, denormals kept: nothing to set around float code

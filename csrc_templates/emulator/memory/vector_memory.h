@@ -29,8 +29,6 @@ namespace emulator {
 inline void count_vector_memory(Wave& wave, const Instruction& inst) {
   ++wave.vector_memory_issued;
   wave.workgroup->polls += sees_other_units(inst);
-  if (tells_other_units(inst) && wave.dispatch().options.random_order)
-    wave.workgroup->has_told = wave.yields = true;
 }
 
 template <class Body> inline void for_each_lane(u64 lanes, Body&& body) {

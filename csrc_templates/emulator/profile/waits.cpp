@@ -178,8 +178,10 @@ void before_polling(Wave& wave, const Instruction& inst) {
   if (loop != state.polling_loop) leave_polling_loop(wave);
   state.polling_loop = loop;
   if (loop != kNoLoop) state.iteration.counts.emplace_back(state.step.dword, Counts{});
-  if (inst.definition && (inst.definition->unit == Unit::vmem_atomic || tells_other_units(inst) ||
-                          (loop != kNoLoop && sees_other_units(inst))))
+  constexpr u8 kSc1 = 4;
+  const Unit unit = inst.definition ? inst.definition->unit : Unit::salu;
+  if (unit == Unit::vmem_atomic || (unit == Unit::vmem_store && inst.cache_policy & kSc1) ||
+      (loop != kNoLoop && inst.definition && sees_other_units(inst)))
     wave.workgroup->observation->flags_lock = std::unique_lock<std::mutex>(dispatch.flags.mutex);
 }
 
