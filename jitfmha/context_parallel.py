@@ -356,21 +356,25 @@ def _on_meta(like: Tensor, seqlen: int) -> Tensor:
 
 
 def _explained_ring(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Iterator[Explanation]:
-    for block in _kinds_of_blocks(call):
-        rows, keys = (part.stop - part.start for part in (block.rows, block.keys))
-        tensors = _on_meta(q, rows), _on_meta(k, keys), _on_meta(v, keys)
-        yield explain(*tensors, device=q.device, mask=block.mask, return_lse=True, **call.options)
+    for mask, *tensors in _blocks_on_meta(q, k, v, call):
+        yield explain(*tensors, device=q.device, mask=mask, return_lse=True, **call.options)
 
 
 def _explained_gradients(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Iterator[Explanation]:
-    for block in _kinds_of_blocks(call):
-        rows, keys = (part.stop - part.start for part in (block.rows, block.keys))
-        tensors = _on_meta(q, rows), _on_meta(k, keys), _on_meta(v, keys)
+    for mask, *tensors in _blocks_on_meta(q, k, v, call):
+        rows = tensors[0].shape[1]
         out = tensors[0].new_empty(*tensors[0].shape[:-1], v.shape[-1])
         lse = out.new_empty(q.shape[0], q.shape[2], rows, dtype=torch.float32)
-        yield explain_bwd(
-            *(out, *tensors, out, lse), device=q.device, mask=block.mask, **call.options
-        )
+        yield explain_bwd(*(out, *tensors, out, lse), device=q.device, mask=mask, **call.options)
+
+
+def _blocks_on_meta(
+    q: Tensor, k: Tensor, v: Tensor, call: _Call
+) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """The mask of each kind of block, with q, k and v of one."""
+    for block in _kinds_of_blocks(call):
+        rows, keys = (part.stop - part.start for part in (block.rows, block.keys))
+        yield block.mask, _on_meta(q, rows), _on_meta(k, keys), _on_meta(v, keys)
 
 
 def _explained_heads(

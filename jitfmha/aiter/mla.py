@@ -37,7 +37,7 @@ from ..problem.checks import (
 )
 from ..problem.dtypes import out_dtype_of
 from .batch_prefill import lists_of_pages
-from .paged import attend_lists, pages_of_table
+from .paged import NAMES_OF_PROJECTED, attend_projected, pages_of_table, refuse_segments
 
 __all__ = [
     "get_meta_param",
@@ -217,62 +217,22 @@ def mla_prefill_fwd(
 
 
 def _prefill_projected(
-    *,
-    Q: Tensor,  # noqa: N803 - AITER's name
-    K: Tensor,  # noqa: N803
-    V: Tensor,  # noqa: N803
-    output: Tensor,
-    qo_indptr: Tensor,
-    kv_indptr: Tensor,
-    kv_page_indices: Tensor,
-    max_seqlen_q: object,
-    is_causal: object,
-    softmax_scale: object,
-    q_scale: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    **without_effect: Any,
+    *, output: Tensor, qo_indptr: Tensor, softmax_scale: object, **given: Any
 ) -> tuple[Tensor, Tensor]:
-    drop_without_effect(without_effect)
+    reduction = "reduce_indptr", "reduce_final_map", "reduce_partial_map"
+    drop_without_effect(given, "work_indptr", "work_info_set", *reduction)
     require_cu_seqlens(qo_indptr=qo_indptr)
     if not isinstance(output, Tensor) or output.dim() != 3:
         raise ValueError(f"output is {describe(output)}; expected (total_q, hq, hdim_v)")
-    _, lse = attend_lists(
-        q=Q,
-        k=K,
-        v=V,
-        out=output,
-        kv_indptr=kv_indptr,
-        kv_page_indices=kv_page_indices,
-        cu_seqlens_q=qo_indptr,
-        max_seqlen_q=max_seqlen_q,
-        # As in AITER: of v's head dimension.
-        softmax_scale=max(output.shape[-1], 1) ** -0.5 if softmax_scale is None else softmax_scale,
-        causal=is_causal,
-        q_descale=q_scale,
-        k_descale=k_scale,
-        v_descale=v_scale,
-        with_lse=True,
-    )
+    if softmax_scale is None:  # As in AITER: of v's head dimension.
+        softmax_scale = max(output.shape[-1], 1) ** -0.5
+    given |= {"output": output, "qo_indptr": qo_indptr, "softmax_scale": softmax_scale}
+    _, lse = attend_projected(with_lse=True, **given)
     assert lse is not None
     return output, lse.T
 
 
-@ends_in(
-    _prefill_projected,
-    q="Q",
-    k="K",
-    v="V",
-    out="output",
-    cu_seqlens_q="qo_indptr",
-    cu_seqlens_k="kv_indptr",
-    cu_seqlens_k_padded="kv_indptr",
-    block_table="kv_page_indices",
-    q_descale="q_scale",
-    k_descale="k_scale",
-    v_descale="v_scale",
-    causal="is_causal",
-)
+@ends_in(_prefill_projected, **NAMES_OF_PROJECTED)
 def mla_prefill_ps_fwd(
     Q: Tensor, K: Tensor, V: Tensor, output: Tensor,  # noqa: N803
     qo_indptr: Tensor, kv_indptr: Tensor, kv_page_indices: Tensor,
@@ -367,8 +327,7 @@ def _attend_table(
 
 def _decode_table(*, q_scales: Tensor | None, skip_reduce: object, **others: Any) -> None:
     refuse_given(q_scales=q_scales)
-    if as_flag("skip_reduce", skip_reduce):
-        raise NotImplementedError("skip_reduce=True is not implemented yet: there are no segments")
+    refuse_segments(skip_reduce)
     _attend_table(is_uniform=True, **others)
 
 

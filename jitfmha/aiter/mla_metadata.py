@@ -28,7 +28,7 @@ from ..problem.checks import (
     require_cu_seqlens,
     with_clear_errors,
 )
-from .paged import attend_lists
+from .paged import NAMES_OF_PROJECTED, attend_projected
 
 Shape = int | tuple[int, ...]
 Buffers = tuple[tuple[Shape, torch.dtype], ...]
@@ -345,24 +345,13 @@ def _parts(name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _prefill(
     *,
-    Q: Tensor,  # noqa: N803 - AITER's name
-    K: Tensor,  # noqa: N803
-    V: Tensor,  # noqa: N803
     qo_indptr: Tensor,
-    kv_indptr: Tensor,
-    kv_page_indices: Tensor,
-    max_seqlen_q: object,
-    softmax_scale: object,
-    is_causal: object,
-    splitData: Tensor | None,  # noqa: N803
+    splitData: Tensor | None,  # noqa: N803 - AITER's name
     splitLse: Tensor | None,  # noqa: N803
     output: Tensor,
-    q_scale: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    **without_effect: Any,
+    **given: Any,
 ) -> None:
-    drop_without_effect(without_effect)
+    drop_without_effect(given, "work_indptr", "work_info_set")
     require_cu_seqlens(qo_indptr=qo_indptr)
     for name, x in (("splitData", splitData), ("splitLse", splitLse)):
         if isinstance(x, Tensor):
@@ -377,22 +366,7 @@ def _prefill(
                 f"splitData is {describe(splitData)}, splitLse {describe(splitLse)}; output is "
                 f"{describe(output)}; expected (rows, hq, hdim_v) and (rows, hq)"
             )
-    out, lse = attend_lists(
-        q=Q,
-        k=K,
-        v=V,
-        out=output,
-        kv_indptr=kv_indptr,
-        kv_page_indices=kv_page_indices,
-        cu_seqlens_q=qo_indptr,
-        max_seqlen_q=max_seqlen_q,
-        softmax_scale=softmax_scale,
-        causal=is_causal,
-        q_descale=q_scale,
-        k_descale=k_scale,
-        v_descale=v_scale,
-        with_lse=has_parts,
-    )
+    out, lse = attend_projected(qo_indptr=qo_indptr, output=output, with_lse=has_parts, **given)
     if lse is None or splitData is None or splitLse is None:
         return
     if out.shape[0] == 0 or qo_indptr.shape[0] == 1:
@@ -412,21 +386,7 @@ def _prefill(
         parts[: len(row)] = torch.where(of_rows, results[source], parts[: len(row)])
 
 
-@ends_in(
-    _prefill,
-    q="Q",
-    k="K",
-    v="V",
-    out="output",
-    cu_seqlens_q="qo_indptr",
-    cu_seqlens_k="kv_indptr",
-    cu_seqlens_k_padded="kv_indptr",
-    block_table="kv_page_indices",
-    q_descale="q_scale",
-    k_descale="k_scale",
-    v_descale="v_scale",
-    causal="is_causal",
-)
+@ends_in(_prefill, **NAMES_OF_PROJECTED)
 def mla_prefill_ps_asm_fwd(
     Q: Tensor, K: Tensor, V: Tensor,  # noqa: N803
     qo_indptr: Tensor, kv_indptr: Tensor, kv_page_indices: Tensor,

@@ -116,15 +116,65 @@ def attend_pages(
     return result, lse
 
 
-def attend_lists(
-    *, k: Tensor, v: Tensor, kv_indptr: Tensor, kv_page_indices: Tensor, **others: Any
+def attend_projected(
+    *,
+    Q: Tensor,  # noqa: N803 - AITER's name
+    K: Tensor,  # noqa: N803
+    V: Tensor,  # noqa: N803
+    output: Tensor,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor,
+    kv_page_indices: Tensor,
+    max_seqlen_q: object,
+    softmax_scale: object,
+    is_causal: object,
+    q_scale: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    with_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """:func:`attend_pages` with lists of pages ``(num_pages, hk, hdim)``, which hold one key."""
-    for name, x in (("K", k), ("V", v)):
+    for name, x in (("K", K), ("V", V)):
         if not isinstance(x, Tensor) or x.dim() != 3:
             raise ValueError(f"{name} is {describe(x)}; expected (num_pages, heads, hdim)")
-    pages = lists_of_pages(kv_indptr, kv_page_indices, None, page_size=1)
-    return attend_pages(k=k[:, None], v=v[:, None], pages=pages, **others)
+    return attend_pages(
+        q=Q,
+        k=K[:, None],
+        v=V[:, None],
+        out=output,
+        pages=lists_of_pages(kv_indptr, kv_page_indices, None, page_size=1),
+        cu_seqlens_q=qo_indptr,
+        max_seqlen_q=max_seqlen_q,
+        softmax_scale=softmax_scale,
+        causal=is_causal,
+        q_descale=q_scale,
+        k_descale=k_scale,
+        v_descale=v_scale,
+        with_lse=with_lse,
+    )
+
+
+NAMES_OF_PROJECTED = {
+    "q": "Q",
+    "k": "K",
+    "v": "V",
+    "out": "output",
+    "cu_seqlens_q": "qo_indptr",
+    "cu_seqlens_k": "kv_indptr",
+    "cu_seqlens_k_padded": "kv_indptr",
+    "block_table": "kv_page_indices",
+    "q_descale": "q_scale",
+    "k_descale": "k_scale",
+    "v_descale": "v_scale",
+    "causal": "is_causal",
+}
+"""What errors of :func:`attend_projected` name, by the arguments that it has them of."""
+
+
+def refuse_segments(skip_reduce: object) -> None:
+    """A caller who wants to reduce segments finds none."""
+    if as_flag("skip_reduce", skip_reduce):
+        raise NotImplementedError("skip_reduce=True is not implemented yet: there are no segments")
 
 
 def pages_of_table(name: str, lengths_k: Tensor, block_table: Tensor) -> Options:
@@ -155,8 +205,7 @@ def _unified(
 ) -> Tensor:
     refuse_given(q_scales=q_scales, qq_bias=qq_bias)
     require_cu_seqlens(cu_seqlens_q=cu_seqlens_q)
-    if as_flag("skip_reduce", skip_reduce):
-        raise NotImplementedError("skip_reduce=True is not implemented yet: there are no segments")
+    refuse_segments(skip_reduce)
     as_flag("shuffled_kv_cache", shuffled_kv_cache)  # packed pages have five dimensions
     # AITER multiplies with them, whatever the dtypes. Frameworks pass ones.
     if not has_8_bits(q):

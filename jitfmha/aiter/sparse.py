@@ -30,6 +30,7 @@ from ..layers.split_keys import flash_attn_combine
 from ..problem.arguments import Options
 from ..problem.checks import check_layout, describe, not_a_tensor, refuse_given
 from .batch_prefill import lists_of_pages
+from .paged import refuse_segments
 
 
 class _Keys(NamedTuple):
@@ -191,8 +192,7 @@ def _decode(
     **without_effect: Any,
 ) -> Tensor:
     refuse_given(kv_scales=kv_scales)
-    if as_flag("skip_reduce", skip_reduce):
-        raise NotImplementedError("skip_reduce=True is not implemented yet: there are no segments")
+    refuse_segments(skip_reduce)
     as_flag("has_invalid", has_invalid)
     drop_without_effect(without_effect)
     lists = ("kv_indices", kv_indices), ("kv_indptr", kv_indptr)
