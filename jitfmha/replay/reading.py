@@ -119,6 +119,11 @@ def _kernel(where: str, known: _KernelDocument) -> RecordedKernel:
     for name, extent in (("grid", known.grid), ("block", known.block)):
         if not all(0 <= each < 1 << 32 for each in extent):
             raise FieldError(f"{where}.{name} is {extent}, not three integers of 32 bits")
+    if any(x * y >= 1 << 32 for x, y in zip(known.grid, known.block, strict=True)):
+        raise FieldError(
+            f"{where}.grid is {known.grid} with blocks of {known.block}: more than 4294967295 "
+            "threads along an axis, which no runtime starts"
+        )
     if not 0 <= known.dynamic_lds < 1 << 32:
         raise FieldError(f"{where}.dynamic_lds is {known.dynamic_lds}, not a number of bytes")
     interface = INTERFACES[known.interface]

