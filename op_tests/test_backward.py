@@ -161,7 +161,7 @@ def test_group_mode_in_an_emulated_tile_unit(rng):
 
 
 @drawn_dtypes(1)
-@pytest.mark.sample("mask", [{}, {"mask": 2}], 1)
+@pytest.mark.sample("mask", [{}, {"mask": 1}, {"mask": 2}, {"mask": "t:20,9"}], 2)
 def test_group_mode(rng, dtype, mask):
     check_group_mode(rng, dtype, mask)
 

@@ -99,7 +99,6 @@ def imported_by(*argv: str) -> set[str]:
         (("explain", "--device", "nonsense"), "nonsense"),
         (("explain", "--varlen", "3,-1"), "--varlen 3,-1"),
         (("explain", "--varlen-k", "3"), "--varlen-k needs --varlen"),
-        (("explain", "--varlen", "3", "--mask", "1"), "gm1"),
         (("explain", "--varlen", "3", "--layout", "bhsd"), "--layout"),
         (("explain", "--layout", "qkvpacked", "--heads-k", "1"), "qkvpacked"),
         (("build", "--hdim", "wide"), "--hdim: wide"),

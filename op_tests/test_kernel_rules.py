@@ -49,7 +49,6 @@ BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
         {"dtype": "bf16", "kv_dtype": "fp16"},
         ["float16", "bfloat16"],
     ),
-    ("packed_sequences_have_bottom_right_masks", {"mask": 1, "mode": "gm1"}, ["top-left", "gm1"]),
     ("padding_is_between_packed_sequences", PADDED, ["cu_seqlens_q_padded"]),
     ("pages_have_lengths", {"page_size": 16}, ["block_table", "cu_seqlens_k"]),
     ("pages_have_no_gradients", PAGED | BACKWARD, ["block_table", "backward"]),
@@ -148,7 +147,6 @@ def test_every_broken_rule_is_told():
     broken = validate_config(
         "gfx942",
         dtype="fp32",
-        mask=1,
         mode="gm1",
         features=["split_results", "descales"],
         num_splits=200,
@@ -158,7 +156,7 @@ def test_every_broken_rule_is_told():
         page_size=16,
     )
     assert [rule.name for rule in broken] == [
-        *("query_heads_share_key_heads_evenly", "packed_sequences_have_bottom_right_masks"),
+        "query_heads_share_key_heads_evenly",
         *("num_splits_is_in_range", "scaled_inputs_have_8_bits"),
         "rows_can_be_counted",
     ]

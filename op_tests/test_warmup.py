@@ -136,7 +136,6 @@ def test_for_another_processor():
         ({"hdims": [64.0]}, TypeError, ["hdims", "64.0"]),
         ({"masks": "causal"}, TypeError, ["masks", "'causal'"]),
         ({"masks": ["cause"]}, ValueError, ["mask='cause'"]),
-        ({"masks": [1], "modes": ["gm1"]}, ValueError, ["mask", "top-left", "gm1"]),
         ({"modes": ["gm2"]}, ValueError, ["modes", "'gm2'", "'gm0'"]),
         ({"modes": [0]}, TypeError, ["modes", "0"]),
         ({"directions": "backward"}, TypeError, ["directions", "'backward'"]),

@@ -28,7 +28,6 @@ from ..problem.problem import (
     check_heads,
     check_int8_products,
     check_kv_dtype,
-    check_mask_of_mode,
     check_p_descale_dtype,
 )
 from ..problem.score_features import AskedModifiers
@@ -234,11 +233,6 @@ def keys_are_as_queries_or_of_8_bits(x: Combination) -> None:
     check_kv_dtype("k", TORCH_DTYPES[x.kv_dtype], TORCH_DTYPES[x.dtype])
 
 
-def packed_sequences_have_bottom_right_masks(x: Combination) -> None:
-    """flash-attn counts from the bottom right where sequences differ in length."""
-    check_mask_of_mode(x.mask, x.mode)
-
-
 def padding_is_between_packed_sequences(x: Combination) -> None:
     """Every sequence of gm0 has all rows."""
     if Feature.PADDED_SEQUENCES in x.features and x.mode == "gm0":
@@ -294,7 +288,6 @@ CALL_RULES = (
     CallRule(hdims_are_in_range, "MAX_HDIM of problem.py: DeepSeek's latent, 512 + 64"),
     CallRule(query_heads_share_key_heads_evenly, _FLASH_ATTN),
     CallRule(keys_are_as_queries_or_of_8_bits, _INT8),
-    CallRule(packed_sequences_have_bottom_right_masks, _FLASH_ATTN),
     CallRule(padding_is_between_packed_sequences, "the arguments of jitfmha.fmha_fwd"),
     CallRule(pages_have_lengths, f"{_FLASH_ATTN}: block_table of flash_attn_varlen_func"),
     CallRule(pages_have_no_gradients, _FLASH_ATTN),

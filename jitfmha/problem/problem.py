@@ -417,7 +417,6 @@ _Check = TypeVar("_Check", bound=Callable[[Arguments], None])
 def _check_options(arguments: Arguments) -> None:
     if not isinstance(arguments.return_lse, bool):
         raise TypeError(f"return_lse must be a bool, got {arguments.return_lse!r}")
-    check_mask_of_mode(_mask_of(arguments), "gm0" if arguments.cu_seqlens is None else "gm1")
     if arguments.softmax_scale is not None:
         check_softmax_scale(arguments.softmax_scale)
     check_bf16_cvt(arguments.bf16_cvt)
@@ -602,15 +601,6 @@ def _beside(arguments: Arguments) -> Beside:
     max_seqlen_k = None if cu_seqlens is None else cu_seqlens.max_seqlen_k
     batch, seqlen_k = _batch_of(arguments), shape_of_keys(arguments.k)[-3]
     return Beside(arguments.q, batch, seqlen_k, cu_seqlens is not None, max_seqlen_k)
-
-
-def check_mask_of_mode(mask: Mask, mode: Mode) -> None:
-    """Raise ``ValueError`` for a mask that packed sequences, which differ in length, have not."""
-    if mode == "gm1" and mask.top_left:
-        raise ValueError(
-            f"mask {mask} is not served with cu_seqlens (gm1); "
-            "use 0 (none) or 2 (causal, bottom-right)"
-        )
 
 
 def check_hdims(hdim_q: int, hdim_v: int) -> None:

@@ -101,7 +101,6 @@ def draw(drawn: random.Random, features: tuple[str, ...] = ()) -> CompiledCall:
     lengths = [(drawn.choice(SEQLENS_Q), drawn.choice(SEQLENS_K)) for _ in range(1 + is_group)]
     if not is_group:
         lengths *= drawn.choice((1, 1, 2))
-    masks = [mask for mask in MASKS if not is_group or str(mask)[0] in "02b"]
     return CompiledCall(
         arch,
         dtype,
@@ -110,7 +109,7 @@ def draw(drawn: random.Random, features: tuple[str, ...] = ()) -> CompiledCall:
         is_group,
         tuple(lengths),
         drawn.choice((0, 3)) if is_group else 0,
-        drawn.choice(masks),
+        drawn.choice(MASKS),
         tuple("bshd" if is_group else drawn.choice(tuple(LAYOUTS)) for _ in range(4)),
         drawn.choice(("rtne", "rtna", "rtz")) if has_roundings else "rtne",
         tuple(feature for feature in features if drawn.random() < 0.5),

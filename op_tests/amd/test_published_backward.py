@@ -82,7 +82,7 @@ class PublishedKernel:
 
 
 def _published() -> list[PublishedKernel]:
-    """Those that a call can reach: gm1 has no mask that is aligned at the top left."""
+    """Those that a call can reach: those of gm1 are not taken with a mask of the top left."""
     kernels = []
     for arch in ARCHS:
         path = TREE / arch / FOLDER / "fmha_bwd_dqdkdv.csv"

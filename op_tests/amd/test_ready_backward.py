@@ -47,8 +47,6 @@ def drawn(rng: torch.Generator, hdims: tuple[tuple[int, int], ...]) -> BackwardC
     """A call of any mask, mode and layout, in which nothing is a multiple of a tile."""
     chosen = random.Random(rng.initial_seed())
     is_group = chosen.random() < 0.5
-    # Groups have no mask that begins in the top left corner.
-    masks = [mask for mask in MASKS if not (is_group and str(mask)[0] in "1t")]
     count = chosen.randint(2, 4) if is_group else 1
     names = ("q", "k", "v", "dout", "dq", "dk", "dv")
     return BackwardCall(
@@ -58,7 +56,7 @@ def drawn(rng: torch.Generator, hdims: tuple[tuple[int, int], ...]) -> BackwardC
         heads=chosen.choice(HEADS),
         lengths=[(chosen.choice(QUERIES), chosen.choice(KEYS)) for _ in range(count)],
         batch=None if is_group else chosen.randint(1, 2),
-        mask=chosen.choice(masks),
+        mask=chosen.choice(MASKS),
         layouts={} if is_group else {name: chosen.choice(LAYOUTS) for name in names},
         gap=chosen.choice((0, 5)),
         options={

@@ -71,13 +71,12 @@ def _uneven(drawn: random.Random, call: CompiledCall) -> CompiledCall:
         (drawn.choice(_LENGTHS_Q), drawn.choice(_LENGTHS_K)) for _ in range(drawn.randint(2, 5))
     ]
     lengths.insert(drawn.randrange(len(lengths)), (drawn.choice((1, 150)), 700))
-    masks = [mask for mask in (call.mask, 0, 2, "b:200,0") if str(mask)[0] in "02b"]
     return replace(
         call,
         is_group=True,
         lengths=tuple(lengths),
         gap=drawn.choice((0, 3)),
-        mask=drawn.choice(masks),
+        mask=drawn.choice((call.mask, 0, 1, 2, "b:200,0")),
         layouts=("bshd",) * 4,
         heads=drawn.choice(((1, 1), (4, 2), (5, 1), (8, 1))),
         random_order=drawn.randrange(1 << 32),
@@ -110,7 +109,7 @@ def test_drawn_sequences_of_one_length(rng, monkeypatch, number):
             is_group=is_group,
             layouts=("bshd",) * 4,
             gap=0,
-            mask=drawn.choice((2, "b:100,0") if is_group else (1, 2, "b:100,0")),
+            mask=drawn.choice((1, 2, "b:100,0")),
             heads=drawn.choice(((1, 1), (4, 2), (5, 1))),
             random_order=drawn.randrange(1 << 32),
         ),

@@ -10,7 +10,7 @@ from untyped import fmha_bwd, fmha_fwd
 # Of the size of a gradient, as root mean squares.
 TOLERANCE = 0.006
 RAGGED = ((300, 500), (0, 10), (20, 0), (129, 64), (1, 1), (257, 700))
-MODES_AND_MASKS = [("gm0", 0), ("gm0", 1), ("gm0", 2), ("gm1", 0), ("gm1", 2)]
+MODES_AND_MASKS = [("gm0", 0), ("gm0", 1), ("gm0", 2), ("gm1", 0), ("gm1", 1), ("gm1", 2)]
 READY_HDIMS = [(64, 64), (128, 128)]
 # No kernel that comes ready has these in a fixed order.
 COMPILED_HDIMS = [(40, 24), (80, 80)]

@@ -18,7 +18,7 @@ from ...problem.features import Feature
 from ...problem.problem import PlainSizes, Problem
 from ..amd_plan import AmdPlan, version_of
 from ..backward_estimate import BackwardKernels, backward_seconds
-from ..ready.limits import DTYPE_RULE, SIZE_RULES
+from ..ready.limits import DTYPE_RULE, PACKED_MASK_RULE, SIZE_RULES
 from ..rules import ATTENTION, BACKWARD, reasons_of
 from .choice import BackwardChoice, choose, reasons_of_problem
 from .launch import AiterBackwardLaunch
@@ -55,7 +55,7 @@ def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
         )
         return (Reason(template, arch=target.arch),)
     return (
-        *reasons_of((DTYPE_RULE, *SIZE_RULES), problem, target.arch),
+        *reasons_of((DTYPE_RULE, *SIZE_RULES, PACKED_MASK_RULE), problem, target.arch),
         *reasons_of_strides(problem),
         *reasons_of_problem(problem, target),
     )

@@ -27,7 +27,7 @@ from ...problem.problem import BF16_CVTS, PlainSizes, Problem
 from ..amd_plan import COMBINES, AmdPlan, algorithm_of, version_of
 from ..launcher import Block, BoundKernel
 from ..rules import ATTENTION, reasons_of
-from .limits import DTYPE_RULE, SIZE_RULES, are_far_from_limits, reasons_of_row
+from .limits import DTYPE_RULE, PACKED_MASK_RULE, SIZE_RULES, are_far_from_limits, reasons_of_row
 from .policy import Wanted, mask_column, row_serves
 from .tile_choice import Tile, TileChoice
 
@@ -40,7 +40,7 @@ SERVES = ATTENTION | {
     Feature.DESCALES,
 }
 
-_RULES = (DTYPE_RULE, *SIZE_RULES)
+_RULES = (DTYPE_RULE, *SIZE_RULES, PACKED_MASK_RULE)
 _MODES = ("gm0", "gm1")
 _MASK_NAMES = ("none", "causal (top-left)", "causal (bottom-right)")
 

@@ -67,8 +67,16 @@ def the_grid_has_room(problem: Problem, arch: Arch) -> Iterator[Reason]:
             yield Reason(template, most=GRID_END - 1, what=what, count=count)
 
 
+def masks_of_packed_sequences_end_in_a_corner(problem: Problem, arch: Arch) -> Iterator[Reason]:
+    """Manifests have kernels of packed sequences for the mask that ends in the bottom right."""
+    if problem.mode == "gm1" and problem.mask.top_left:
+        template = "Kernels of packed sequences have no mask {mask}."
+        yield Reason(template, mask=problem.mask)
+
+
 _ARGUMENTS = "jitfmha/amd/kernel_arguments.py"
 DTYPE_RULE = Rule(dtype_is_one_of_the_matrix_units, "dtypes in jitfmha/amd/chips.json")
+PACKED_MASK_RULE = Rule(masks_of_packed_sequences_end_in_a_corner, "hsa/*/fmha_v3_fwd/*.csv")
 # What does not fit into the arguments, or the grid, of either interface.
 SIZE_RULES = (
     Rule(rows_can_be_counted, f"lse_head and s_lse_Hs in {_ARGUMENTS}"),
