@@ -150,6 +150,28 @@ def test_layouts(rng, an_isa, dtype):
             assert torch.equal(fmha_fwd(*laid_out, out=out), fmha_fwd(q, k, v))
 
 
+@DRAWN_DTYPE
+@DRAWN_ISA
+def test_outputs_that_are_not_bf16(rng, an_isa, dtype):
+    """They are what a bf16 output was rounded from: few rows, many, and keys that are split."""
+    with fresh_calls(an_isa):
+        for seqlen_q, num_splits in ((3, 0), (70, 0), (3, 4)):
+            q, k, v = inputs(rng, dtype, seqlen_q=seqlen_q, seqlen_k=600)
+            plain, wide, half = (
+                fmha_fwd(
+                    q,
+                    k,
+                    v,
+                    out=torch.full(q.shape[:-1] + (HDIM_V,), 7, dtype=of_out),
+                    num_splits=num_splits,
+                )
+                for of_out in (torch.bfloat16, torch.float32, torch.float16)
+            )
+            assert torch.equal(wide.bfloat16(), plain)
+            assert torch.equal(wide.half(), half)
+            assert not torch.equal(wide, plain.float())
+
+
 @pytest.mark.parametrize(
     ("name", "scale", "error", "words"),
     [
@@ -159,7 +181,7 @@ def test_layouts(rng, an_isa, dtype):
         ("k_descale", torch.ones(4), ValueError, ["k_descale", "(4,)", "(2,)", "(3, 2)"]),
         ("q_descale", torch.ones(2), ValueError, ["q_descale", "(2,)", "(4,)", "(3, 2)"]),
         ("q_descale", torch.ones(3, 4), ValueError, ["q_descale", "(3, 4)", "(3, 2)"]),
-        ("out", torch.zeros(3, 33, 4, HDIM_V), TypeError, ["out", "float32", "bfloat16"]),
+        ("out", torch.zeros(3, 33, 4, HDIM_V).double(), TypeError, ["out", "float64", "float32"]),
         ("v_descale", torch.ones(1, device="meta"), ValueError, ["v_descale is on meta"]),
     ],
 )

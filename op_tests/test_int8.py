@@ -117,7 +117,12 @@ ERRORS: list[tuple[tuple[torch.dtype, ...], dict[str, object], type[Exception], 
     ((BF16, INT8, INT8), {"p_descale": ONE}, ValueError, ["p_descale", "torch.bfloat16"]),
     ((INT8, INT8, INT8), {"p_descale": 0.5}, TypeError, ["p_descale", "0.5"]),
     ((INT8, INT8, INT8), {"p_descale": torch.ones(3)}, ValueError, ["p_descale", "(3,)", "(4,)"]),
-    ((INT8, INT8, INT8), {"out": torch.zeros(2, 33, 4, 21)}, TypeError, ["out", "bfloat16"]),
+    (
+        (INT8, INT8, INT8),
+        {"out": torch.zeros(2, 33, 4, 21).double()},
+        TypeError,
+        ["out", "bfloat16"],
+    ),
 ]
 
 

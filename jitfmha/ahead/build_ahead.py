@@ -13,10 +13,10 @@ from ..call.dispatch import plans_for
 from ..planning.plan import Plan
 from ..planning.specification import signature_of
 from ..planning.target import AmdTarget, Target
-from ..problem.dtypes import DTYPE_NAMES
+from ..problem.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from ..problem.mask import parse_mask
 from ..problem.problem import MAX_HDIM, MOST_UNEVEN, Direction, Mode, Problem
-from .combination import NAMED_FEATURES, TORCH_DTYPES, Combination, check_combination, known
+from .combination import NAMED_FEATURES, Combination, check_combination, known
 from .kernel_set import entries_of
 from .profiles import DEFAULT, PROFILES, Dtypes, Features, Subset
 from .receipts import UNIVERSE, Receipt, allows, receipt_named

@@ -14,7 +14,7 @@ import torch
 
 from ..call.backward import check_keys_of_backward
 from ..problem.arguments import check_num_splits, check_pages_have_lengths, gather_cu_seqlens
-from ..problem.dtypes import DTYPE_NAMES, EIGHT_BIT_NAMES
+from ..problem.dtypes import EIGHT_BIT_NAMES, TORCH_DTYPES, plain_out_dtype
 from ..problem.features import Feature
 from ..problem.mask import NO_MASK, Mask
 from ..problem.problem import (
@@ -34,8 +34,6 @@ from ..problem.score_features import AskedModifiers
 
 Layout = Literal["bshd", "bhsd", "sbhd"]
 """The order of batch, sequence, heads and head dimension in memory; packed there is no batch."""
-
-TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 NAMED_FEATURES = {
     feature.name.lower(): feature
@@ -92,7 +90,7 @@ class Combination(NamedTuple):
 
     @property
     def out_dtype(self) -> str:
-        return "bf16" if self.dtype in EIGHT_BIT_NAMES else self.dtype
+        return plain_out_dtype(self.dtype)
 
     def problem(self) -> Problem:
         """Give the problem of a call of this kind, whatever rules it breaks."""
@@ -102,6 +100,7 @@ class Combination(NamedTuple):
             mode=self.mode,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
+            out_dtype=self.out_dtype,
             batch=self.batch,
             heads_q=self.heads_q,
             heads_k=self.heads_k,

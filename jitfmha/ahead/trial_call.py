@@ -11,10 +11,10 @@ from torch import Tensor
 from ..call.backward import BackwardArguments, make_backward_problem, new_gradients
 from ..problem.arguments import Arguments, Gradients, Tensors
 from ..problem.dropout import new_rng_state
-from ..problem.dtypes import EIGHT_BIT_NAMES, out_dtype_of
+from ..problem.dtypes import EIGHT_BIT_NAMES, TORCH_DTYPES, out_dtype_of
 from ..problem.features import Feature
 from ..problem.problem import Problem, make_problem
-from .combination import TORCH_DTYPES, Combination
+from .combination import Combination
 
 _DROPOUT_P, _SOFTCAP = 0.125, 30.0
 _SERVED = frozenset(

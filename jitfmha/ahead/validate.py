@@ -9,11 +9,12 @@ from ..amd.chips import is_arch
 from ..kernels.compiled.rules import RULES
 from ..kernels.compiled.tile_rules import TILE_RULES
 from ..problem.checks import check_ints
+from ..problem.dtypes import TORCH_DTYPES
 from ..problem.features import Feature
 from ..problem.mask import parse_mask
 from ..problem.problem import Direction, Mode
 from .ck_architectures import ck_architectures
-from .combination import CALL_RULES, NAMED_FEATURES, TORCH_DTYPES, Combination, Layout, known
+from .combination import CALL_RULES, NAMED_FEATURES, Combination, Layout, known
 from .receipts import allows, receipt_named
 from .registry import every_kernel, has_key
 from .specification import Specification, combination_of, read_specification

@@ -128,15 +128,15 @@ def fmha_fwd(
         mask: 0 or "none"; 1 (causal, top-left: key j is seen by query i when j <= i); 2 or
             "causal" (causal, bottom-right: when j <= i + sk - sq); "t:l,r" and "b:l,r", a window
             from l keys left to r keys right of the diagonal of mask 1 and of mask 2, where l = -1
-            is open and r = -1 is 0; "g:y,x", the generic coordinates: i - y < j < i + x. gm1 takes
-            the bottom-right ones and none.
+            is open and r = -1 is 0; "g:y,x", the generic coordinates: i - y < j < i + x. In gm1
+            each sequence has its own diagonal.
         window_size: (left, right), in keys around the mask's diagonal, -1 being open. Masks 1 and
             2 hide what is right of the diagonal all the same; with mask 0 the diagonal is the
             bottom-right one.
         return_lse: also return the log-sum-exp of the scaled scores.
-        out: where to write the result: the shape of q with hdim_v last, q's dtype (bfloat16 for 8
-            bits), any strides with a contiguous last dimension, no memory shared with q, k, v or
-            itself.
+        out: where to write the result: the shape of q with hdim_v last, q's dtype (for 8 bits
+            bfloat16, float16 or float32; a new one is bfloat16), any strides with a contiguous last
+            dimension, no memory shared with q, k, v or itself.
         cu_seqlens_q, cu_seqlens_k: int32 ``(b + 1,)``, the prefix sums of the lengths, from 0.
         max_seqlen_q, max_seqlen_k: the longest lengths, optional. A GPU does not check them: there
             queries from max_seqlen_q up are not computed, and giving it saves empty workgroups.

@@ -28,7 +28,7 @@ from ..problem.arguments import (
     is_of_tokens,
     new_tuple,
 )
-from ..problem.dtypes import out_dtype_of
+from ..problem.dtypes import TORCH_DTYPES
 from ..problem.mask import OPEN_WINDOW
 from ..problem.memory import HUGE_PAGES_FROM_BYTES, extent, may_overlap, request_huge_pages
 from ..problem.packed_pages import DIMENSIONS as PACKED_DIMENSIONS
@@ -95,7 +95,7 @@ class CallKind:
         self._batch = problem.batch if problem.mode == "gm0" else None
         self._heads_q = problem.heads_q
         self._hdim_v = problem.hdim_v
-        self.out_dtype = out_dtype_of(q.dtype)
+        self.out_dtype = TORCH_DTYPES[problem.out_dtype]
         self._out_may_be_like_q = problem.hdim_v == problem.hdim_q and self.out_dtype == q.dtype
         self.reads_cu_seqlens = target.has_host_memory
         self.float32 = q.new_empty(0, dtype=torch.float32)

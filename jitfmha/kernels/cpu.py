@@ -24,7 +24,7 @@ from ..planning.measured import Variant
 from ..planning.plan import Launch, Plan, Reason, Refusal, splits_to_time
 from ..planning.target import AVX2_FLAGS, AVX512_FLAGS, CpuIsa, CpuTarget, Target
 from ..problem.arguments import Descales, Dropout, KeyOptions, Tensors, is_of_tokens
-from ..problem.dtypes import EIGHT_BIT_NAMES
+from ..problem.dtypes import EIGHT_BIT_NAMES, plain_out_dtype
 from ..problem.features import Feature
 from ..problem.page_lists import stride_of_rows
 from ..problem.problem import Direction, GradientStrides, PlainSizes, Problem, check_pages
@@ -54,6 +54,7 @@ SERVES = (
         Feature.INT8,
         Feature.EIGHT_BIT_KEYS_AND_VALUES,
         Feature.INT8_PROBABILITIES,
+        Feature.OUT_DTYPE,
         Feature.COLUMN_MAJOR_V,
         Feature.DESCALES,
         Feature.QUERY_HEAD_DESCALES,
@@ -224,6 +225,7 @@ class CpuTraits:
     token_v_descales: bool = False
     int8_probabilities: bool = False
     kv_dtype: str = ""  # where it is not that of q
+    other_out_dtype: str = ""  # where it is not the one that such queries have
     column_major_v: bool = False
 
     @classmethod
@@ -250,6 +252,7 @@ class CpuTraits:
             token_v_descales=problem.has_token_v_descale,
             int8_probabilities=problem.has_p_descale,
             kv_dtype=problem.kv_dtype if problem.has_8_bit_keys_alone else "",
+            other_out_dtype=problem.other_out_dtype,
             column_major_v=has_column_major_v,
         )
 
@@ -259,6 +262,7 @@ class CpuTraits:
         words = (
             f"cpu_{self.short_direction}_{self.dtype}",
             f"{self.kv_dtype}kv" if self.kv_dtype else "",
+            f"{self.other_out_dtype}out" if self.other_out_dtype else "",
             descales if self.descales else "",
             "token_k" if self.token_k_descales else "",
             "token_v" if self.token_v_descales else "",
@@ -274,7 +278,7 @@ class CpuTraits:
 
     @property
     def out_dtype(self) -> str:
-        return "bf16" if self.dtype in EIGHT_BIT_NAMES else self.dtype
+        return self.other_out_dtype or plain_out_dtype(self.dtype)
 
     @property
     def short_direction(self) -> str:

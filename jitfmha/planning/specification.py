@@ -119,15 +119,15 @@ def _data(fields: Signature | Algorithm) -> dict[str, Any]:
     return {name: list(x) if isinstance(x, tuple) else x for name, x in values}
 
 
-def data_type_of(dtype: str) -> str:
-    """CK's name for inputs of a dtype of ours."""
-    return EIGHT_BIT_DATA_TYPES.get(dtype, dtype)
+def data_type_of(dtype: str, out_dtype: str = "") -> str:
+    """CK's name for inputs of a dtype of ours, and an output that is not as usual."""
+    name = EIGHT_BIT_DATA_TYPES.get(dtype, dtype)
+    return name.removesuffix("bf16") + out_dtype if out_dtype else name
 
 
 def signature_of(problem: Problem, family: str | None = None) -> Signature:
     """What serves a problem computes; with ``family`` one stage of it."""
     asked = problem.features
-    data_type, kv_data_type = map(data_type_of, (problem.dtype, problem.kv_dtype))
     said: dict[str, Any] = {
         "lse": Feature.LSE in asked,
         "dropout": Feature.DROPOUT in asked,
@@ -138,7 +138,7 @@ def signature_of(problem: Problem, family: str | None = None) -> Signature:
     }
     named = (feature for feature in _NAMED_ALONE if feature in asked)
     return Signature(
-        data_type,
+        data_type_of(problem.dtype, problem.other_out_dtype),
         problem.hdim_q,
         problem.hdim_v,
         family=family_of(problem) if family is None else family,
@@ -148,7 +148,7 @@ def signature_of(problem: Problem, family: str | None = None) -> Signature:
         bias=next((word for feature, word in _BIASES.items() if feature in asked), "no"),
         qscale="pertensor" if Feature.DESCALES in asked else "no",
         page_size=problem.seqlen_k if problem.is_paged else 1,
-        kv_data_type="" if kv_data_type == data_type else kv_data_type,
+        kv_data_type="" if problem.kv_dtype == problem.dtype else data_type_of(problem.kv_dtype),
         features=tuple(feature.name.lower() for feature in named),
         **said,
     )

@@ -18,8 +18,23 @@ DTYPE_NAMES = {
     torch.int8: "int8",
 }
 DTYPE_BYTES = {name: dtype.itemsize for dtype, name in DTYPE_NAMES.items()}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 def out_dtype_of(dtype: torch.dtype) -> torch.dtype:
-    """The output's dtype for queries of ``dtype``: the same, and bfloat16 for 8 bits."""
+    """The output's dtype for queries of ``dtype``, where none is given: the same, and bfloat16 for
+    8 bits.
+    """
     return torch.bfloat16 if dtype in EIGHT_BIT_DTYPES else dtype
+
+
+def plain_out_dtype(dtype: str) -> str:
+    """The same by name."""
+    return "bf16" if dtype in EIGHT_BIT_NAMES else dtype
+
+
+def out_dtypes_of(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Those that an output which is given may have."""
+    if dtype in EIGHT_BIT_DTYPES:
+        return torch.bfloat16, torch.float16, torch.float32
+    return (dtype,)

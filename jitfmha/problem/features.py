@@ -19,6 +19,7 @@ class Feature(Enum):
     INT8 = "int8 inputs"
     EIGHT_BIT_KEYS_AND_VALUES = "8-bit keys and values beside queries of more bits"
     INT8_PROBABILITIES = "int8 probabilities"
+    OUT_DTYPE = "an output of 8-bit queries that is not bf16"
     DESCALES = "scales of 8-bit inputs"
     QUERY_HEAD_DESCALES = "a scale of its own for each query head that shares a key head"
     TOKEN_DESCALES = "a scale of its own for each token of k or v"

@@ -22,7 +22,15 @@ from .arguments import (
 )
 from .checks import check_given, check_last_dimension, check_layout, not_a_tensor
 from .dropout import check_rng_state
-from .dtypes import DTYPE_BYTES, DTYPE_NAMES, EIGHT_BIT_DTYPES, FP8_NAMES, out_dtype_of
+from .dtypes import (
+    DTYPE_BYTES,
+    DTYPE_NAMES,
+    EIGHT_BIT_DTYPES,
+    FP8_NAMES,
+    out_dtype_of,
+    out_dtypes_of,
+    plain_out_dtype,
+)
 from .features import DTYPE_FEATURES, Feature
 from .mask import Mask, parse_mask
 from .memory import overlaps_itself
@@ -111,19 +119,20 @@ class Problem(NamedTuple):
 
     In gm0 ``seqlen_q`` and ``seqlen_k`` are the lengths that every sequence has. In gm1 they are
     the numbers of packed rows, ``total_q`` and ``total_k``; the lengths are in ``cu_seqlens``.
-    ``dtype`` is that of q, ``kv_dtype`` that of k and v. The scales of 8-bit inputs are None where
-    they are 1, and where they are those of tokens; those of q lie between query heads, not key
-    heads, with ``has_query_head_descale``. With ``has_p_descale`` probabilities are int8.
-    ``modifiers`` are what score features keep: of a bias its dtype, of other tensors whether they
-    are there, of numbers the value. ``gradients`` are there for a backward pass, and None for
-    forward. ``atomic_fp32`` says in what kernels add dq up that do so with atomics: float32 or q's
-    dtype; None leaves the choice. ``unevenness`` is what :func:`unevenness_of` tells of the lengths
-    in gm1, by which forward kernels are chosen.
+    ``dtype`` is that of q, ``kv_dtype`` that of k and v, ``out_dtype`` that of the output. The
+    scales of 8-bit inputs are None where they are 1, and where they are those of tokens; those of q
+    lie between query heads, not key heads, with ``has_query_head_descale``. With ``has_p_descale``
+    probabilities are int8. ``modifiers`` are what score features keep: of a bias its dtype, of
+    other tensors whether they are there, of numbers the value. ``gradients`` are there for a
+    backward pass, and None for forward. ``atomic_fp32`` says in what kernels add dq up that do so
+    with atomics: float32 or q's dtype; None leaves the choice. ``unevenness`` is what
+    :func:`unevenness_of` tells of the lengths in gm1, by which forward kernels are chosen.
     """
 
     mode: Mode
     dtype: str
     kv_dtype: str
+    out_dtype: str
     batch: int
     heads_q: int
     heads_k: int
@@ -185,12 +194,18 @@ class Problem(NamedTuple):
         return self._strides(self.sizes.out, self.seqlen_q, self.heads_q, self.hdim_v)
 
     @property
+    def other_out_dtype(self) -> str:
+        """The output's dtype where it is not that of a new one; else empty."""
+        return "" if self.out_dtype == plain_out_dtype(self.dtype) else self.out_dtype
+
+    @property
     def features(self) -> frozenset[Enum]:
         """Everything that a kernel has to know of to serve the call."""
         asked = {
             Feature.DESCALES: self.q_descale or self.k_descale or self.v_descale,
             Feature.EIGHT_BIT_KEYS_AND_VALUES: self.has_8_bit_keys_alone,
             Feature.INT8_PROBABILITIES: self.has_p_descale,
+            Feature.OUT_DTYPE: self.other_out_dtype != "",
             Feature.COLUMN_MAJOR_V: self.has_column_major_v,
             Feature.QUERY_HEAD_DESCALES: self.has_query_head_descale,
             Feature.TOKEN_DESCALES: self.has_token_k_descale or self.has_token_v_descale,
@@ -226,13 +241,14 @@ class Problem(NamedTuple):
 
     @property
     def is_fp8(self) -> bool:
-        """True for fp8 inputs, whose output is bf16."""
+        """True for fp8 inputs."""
         return self.dtype in FP8_NAMES.values()
 
     @property
     def dtypes_in_words(self) -> str:
-        """The data type of q, and that of k and v where it is another one."""
-        return self.dtype + (f", {self.kv_dtype} k and v" if self.has_8_bit_keys_alone else "")
+        """The data type of q, and those of k and v and of the output where they are others."""
+        of_keys = f", {self.kv_dtype} k and v" if self.has_8_bit_keys_alone else ""
+        return self.dtype + of_keys + (f", {self.out_dtype} out" if self.other_out_dtype else "")
 
     @property
     def has_8_bit_keys_alone(self) -> bool:
@@ -323,6 +339,7 @@ def make_problem(arguments: Arguments) -> Problem:
         check(arguments)
     sizes = check_sizes(arguments)
     q, k, v, cu_seqlens = arguments.q, arguments.k, arguments.v, arguments.cu_seqlens
+    out = arguments.out
     softmax_scale, mask = arguments.softmax_scale, _mask_of(arguments)
     keys, descales = arguments.keys or KeyOptions(), arguments.descales or Descales()
     batch, heads_q, hdim_q = _batch_of(arguments), *q.shape[-2:]
@@ -331,6 +348,7 @@ def make_problem(arguments: Arguments) -> Problem:
         mode="gm0" if cu_seqlens is None else "gm1",
         dtype=DTYPE_NAMES[q.dtype],
         kv_dtype=DTYPE_NAMES[k.dtype],
+        out_dtype=DTYPE_NAMES[out_dtype_of(q.dtype) if out is None else out.dtype],
         batch=batch,
         heads_q=heads_q,
         heads_k=heads_k,
@@ -577,10 +595,12 @@ def _check_out(arguments: Arguments) -> None:
     if not isinstance(out, Tensor):
         raise not_a_tensor("out", out)
     check_layout("out", out)
-    if out.dtype != out_dtype_of(q.dtype):
-        is_8_bit = q.dtype in EIGHT_BIT_DTYPES
-        rule = "out must be torch.bfloat16" if is_8_bit else "they must be equal"
-        raise TypeError(f"out has dtype {out.dtype}, q has {q.dtype}; {rule}")
+    dtypes = out_dtypes_of(q.dtype)
+    if out.dtype not in dtypes:
+        raise TypeError(
+            f"out has dtype {out.dtype}, q has {q.dtype}; out must be "
+            f"{' or '.join(map(str, dtypes))}"
+        )
     if out.device != q.device:
         raise ValueError(f"out is on {out.device}, q is on {q.device}; use one device")
     shape = (*q.shape[:-1], shape_of_values(arguments.v)[-1])
@@ -663,9 +683,9 @@ class ElementBytes(NamedTuple):
 
 
 def element_bytes(problem: Problem) -> ElementBytes:
-    """Return the sizes of elements, in bytes; the output of 8-bit inputs is bf16."""
-    q = DTYPE_BYTES[problem.dtype]
-    return ElementBytes(q, DTYPE_BYTES[problem.kv_dtype], max(q, 2))
+    """Return the sizes of elements, in bytes."""
+    dtypes = problem.dtype, problem.kv_dtype, problem.out_dtype
+    return ElementBytes(*(DTYPE_BYTES[dtype] for dtype in dtypes))
 
 
 def check_bf16_cvt(bf16_cvt: str) -> Bf16Cvt:

@@ -61,6 +61,7 @@ class CompiledCall:
         kv_dtype: that of keys and values, where it is another one.
         scales: which form those of 8-bit inputs have; "" for none.
         is_v_column_major: whether keys lie side by side in v; it has no other layout then.
+        given_out: the dtype of the output, where it is another one than a new one's.
     """
 
     arch: str
@@ -79,6 +80,7 @@ class CompiledCall:
     kv_dtype: str = ""
     scales: str = ""
     is_v_column_major: bool = False
+    given_out: str = ""
 
     @property
     def torch_dtypes(self) -> tuple[torch.dtype, torch.dtype]:
@@ -87,9 +89,15 @@ class CompiledCall:
         return by_name[self.dtype], by_name[self.kv_dtype or self.dtype]
 
     @property
+    def plain_out_dtype(self) -> torch.dtype:
+        """Of a new output, and what an output is as near as."""
+        return DTYPES["bf16"] if self.dtype in ("fp8", "int8") else self.torch_dtypes[0]
+
+    @property
     def out_dtype(self) -> torch.dtype:
         """Of the output."""
-        return DTYPES["bf16"] if self.dtype in ("fp8", "int8") else self.torch_dtypes[0]
+        given = {"fp32": torch.float32, **DTYPES}.get(self.given_out)
+        return given or self.plain_out_dtype
 
 
 def draw(drawn: random.Random, features: tuple[str, ...] = ()) -> CompiledCall:
@@ -125,11 +133,14 @@ def draw_of_other_dtypes(drawn: random.Random, features: tuple[str, ...]) -> Com
     if dtype == "fp8" and hdims in ((128, 128), (256, 256)):
         # Ready kernels serve the others, and round probabilities to fp8.
         hdims = hdims[0], hdims[1] - 8
+    given_out = drawn.choice(("", "fp16", "fp32")) if dtype in ("fp8", "int8") else ""
     return replace(
         call,
         dtype=dtype,
         kv_dtype=kv_dtype,
         hdims=hdims,
+        gap=0 if given_out else call.gap,
+        given_out=given_out,
         bf16_cvt="rtne",
         scales=drawn.choice(("", *SCALES)) if has_8_bits else "",
         is_v_column_major=(not has_8_bits and dtype != "fp32") or drawn.random() < 0.4,
@@ -180,7 +191,7 @@ def inputs_of(call: CompiledCall, rng: torch.Generator) -> Inputs:
     of_q, of_k = ([pair[side] for pair in lengths] for side in (0, 1))
     sequences = Sequences((of_q, of_k), call.gap if call.is_group else 0)
     rows_q, rows_k = ([n] if call.is_group else [batch, n] for n in sequences.rows)
-    shape = Shape(batch, heads_q, rows_q[-1], max(of_k), call.out_dtype, rng, call.is_group)
+    shape = Shape(batch, heads_q, rows_q[-1], max(of_k), call.plain_out_dtype, rng, call.is_group)
     dtype_q, dtype_kv = call.torch_dtypes
     q, k, v, out = (
         lay_out(_random(shape, dtype, *sizes), layout)
@@ -230,10 +241,11 @@ def check_call(call: CompiledCall, given: Inputs, actual: Result) -> None:
     Probabilities times the scales of tokens are rounded to bf16 where fp16 lacks the range.
     """
     tensors = given.q, given.k, given.v
-    dtype = call.out_dtype
+    assert actual[0].dtype == call.out_dtype
+    dtype = call.plain_out_dtype
     if call.scales == "each token" and dtype == torch.float16:
         dtype = torch.bfloat16
-        actual = actual[0].to(dtype), actual[1]
+    actual = actual[0].to(dtype), actual[1]
     expected = given.reference(*tensors, **given.options)
     assert_near(actual, expected, *scaled(tensors, given.options), given.options, dtype)
 

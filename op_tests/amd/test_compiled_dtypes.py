@@ -4,6 +4,7 @@ fp32, fp8, int8 in its three combinations, values whose keys lie side by side, a
 """
 
 import random
+from itertools import product
 from typing import Any, get_args
 
 import pytest
@@ -38,6 +39,30 @@ def test_drawn_calls(rng, number):
     check(
         draw_of_other_dtypes(random.Random(rng.initial_seed()), MODIFIERS[: number % 2 * 99]), rng
     )
+
+
+@pytest.mark.sample(
+    ("arch", "dtype", "seqlen_q"),
+    list(product(ARCHS, ("fp8", "int8"), (3, 70))),
+    3,
+)
+def test_outputs_that_are_not_bf16(rng, arch, dtype, seqlen_q):
+    """One of float32 is what those of 16 bits are rounded from, where the kernel is the same."""
+    of_inputs = {"fp8": FP8_DTYPES[arch], "int8": torch.int8}[dtype]
+    q, k, v = (
+        (torch.randn(1, n, 2, 128, generator=rng) * 20).to(of_inputs) for n in (seqlen_q, 90, 90)
+    )
+    options = {"num_splits": 2, "softmax_scale": 0.001}
+    outs = [
+        run(arch, q, k, v, out=torch.full(q.shape, 7.0, dtype=of_out), **options)[0]
+        for of_out in (torch.float32, torch.float16, torch.bfloat16)
+    ]
+    exact, lse = attention(q, k, v, softmax_scale=0.001)
+    for out in outs:
+        assert_close((out.bfloat16(), lse.float()), (exact, lse), q, k, v, dtype=torch.bfloat16)
+    if dtype == "int8" and seqlen_q == 70:
+        assert torch.equal(outs[0].half(), outs[1])
+        assert torch.equal(outs[0].bfloat16(), outs[2])
 
 
 # ---- 8 bits --------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from jitfmha.kernels.ready import family as ready
 from jitfmha.kernels.ready.limits import reasons_of_row
 from jitfmha.planning.plan import Refusal
 from jitfmha.planning.target import TARGET_HERE, AmdTarget, CpuTarget
+from jitfmha.problem.dtypes import plain_out_dtype
 from jitfmha.problem.mask import parse_mask
 from jitfmha.problem.problem import Mode, Problem, Sizes
 
@@ -67,7 +68,8 @@ def problem(mode: Mode = "gm0", **changes: Any) -> Problem:
         "sizes": Sizes(**sizes),
         "has_lse": False,
     }
-    return Problem(**(values | changes))
+    values |= changes
+    return Problem(**{"out_dtype": plain_out_dtype(values["dtype"])} | values)
 
 
 def reasons(changed: Problem, chip_name: str = MI300) -> str:

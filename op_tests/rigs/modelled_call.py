@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from jitfmha.ahead.combination import TORCH_DTYPES
 from jitfmha.amd.chips import chip
 from jitfmha.amd.node import VIRTUAL_NODE
 from jitfmha.amd.tree import HSA_DIR
@@ -19,6 +18,7 @@ from jitfmha.emulator.estimate import Estimate
 from jitfmha.emulator.profile import LaunchProfile
 from jitfmha.planning.target import TARGET_HERE, AmdTarget
 from jitfmha.problem.arguments import AttentionOptions
+from jitfmha.problem.dtypes import TORCH_DTYPES
 
 Kernels = Literal["own", "ready", "compiled", "named"]
 """Which a call takes: of this package's what it takes by itself, those that come ready, or ones

@@ -48,6 +48,7 @@ def row_blocks_of(problem: Problem, are_heads_stacked: bool) -> int | None:
         and least < problem.hdim_v <= most
         and problem.dtype == problem.kv_dtype
         and problem.dtype in _DTYPES
+        and DTYPE_BYTES[problem.out_dtype] == 2
         and problem.modifiers == AskedModifiers()
         and problem.dropout_p == 0
         and not (problem.has_split_results or problem.has_token_k_descale)

@@ -31,6 +31,7 @@ SERVES = (
         ),
         Feature.EIGHT_BIT_KEYS_AND_VALUES,
         Feature.INT8_PROBABILITIES,
+        Feature.OUT_DTYPE,
         Feature.DESCALES,
         Feature.QUERY_HEAD_DESCALES,
         Feature.TOKEN_DESCALES,

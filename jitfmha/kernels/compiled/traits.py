@@ -15,7 +15,7 @@ from ...amd.kernel_arguments import compiled_structs
 from ...amd.manifest import KernelRow
 from ...jit.elf import Elf
 from ...problem.arguments import Bf16Cvt
-from ...problem.dtypes import DTYPE_BYTES, EIGHT_BIT_NAMES, FP8_NAMES
+from ...problem.dtypes import DTYPE_BYTES, EIGHT_BIT_NAMES, FP8_NAMES, plain_out_dtype
 from ...problem.features import Feature
 from ...problem.problem import BF16_CVTS, Mode, PlainSizes, Problem, element_bytes
 from ...problem.score_features import AskedModifiers
@@ -184,6 +184,7 @@ class ForwardTraits(SharedTraits):
 
     Attributes:
         kv_dtype: that of keys and values.
+        other_out_dtype: of the output, where it is not the one that such queries have.
         has_descales: whether there are scales of 8-bit inputs, all tokens of which have the same.
         has_token_k_descales, has_token_v_descales: whether tokens of k, and of v, have their own.
         has_int8_probabilities: whether probabilities become int8 before they meet values.
@@ -198,6 +199,7 @@ class ForwardTraits(SharedTraits):
     """
 
     kv_dtype: str
+    other_out_dtype: str = ""
     has_descales: bool = False
     has_token_k_descales: bool = False
     has_token_v_descales: bool = False
@@ -229,6 +231,7 @@ class ForwardTraits(SharedTraits):
             access,
             ModifierTraits.of(problem, "compiled"),
             kv_dtype=problem.kv_dtype,
+            other_out_dtype=problem.other_out_dtype,
             has_descales=not problem.features.isdisjoint(
                 (Feature.DESCALES, Feature.INT8_PROBABILITIES)
             ),
@@ -298,12 +301,13 @@ class ForwardTraits(SharedTraits):
 
     @property
     def out_dtype(self) -> str:
-        return "bf16" if self.dtype in EIGHT_BIT_NAMES else self.dtype
+        return self.other_out_dtype or plain_out_dtype(self.dtype)
 
     @property
     def name(self) -> str:
         of_keys = (
             f"{_short(self.kv_dtype)}kv" if self.kv_dtype != self.dtype else "",
+            f"{self.other_out_dtype}out" if self.other_out_dtype else "",
             "descales" if self.has_descales else "",
             "token_k" if self.has_token_k_descales else "",
             "token_v" if self.has_token_v_descales else "",
