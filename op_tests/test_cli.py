@@ -18,8 +18,11 @@ from jitfmha.bench import SUITES, cpu, decode_loop, over_sdpa, suite
 from jitfmha.bench.first_call import first_call
 from jitfmha.bench.report import Report, Row
 from jitfmha.bench.timing import Timings, alternate
+from jitfmha.call.dispatch import Explanation
 from jitfmha.cli import bench, demo, explain, main, output
 from jitfmha.kernels.compiled.tiles import tile_table
+from jitfmha.planning.target import Target
+from jitfmha.problem.problem import Problem
 
 _SHAPE = "seqlen=3,dtype=fp32"
 COMMANDS = (
@@ -220,18 +223,42 @@ def test_explain_varlen(run):
     ],
 )
 def test_explain_layouts(run, monkeypatch, layout, tensors):
-    made: list[tuple[torch.Tensor, ...]] = []
-    make = explain._meta_tensors
+    asked: list[Problem] = []
+    give = explain.explain_problem
 
-    def spy(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        made.append(make(*args))
-        return made[-1]  # type: ignore[return-value]
+    def spy(problem: Problem, target: Target) -> Explanation:
+        asked.append(problem)
+        return give(problem, target)
 
-    monkeypatch.setattr(explain, "_meta_tensors", spy)
+    monkeypatch.setattr(explain, "explain_problem", spy)
     flags = ("--batch", "2", "--seqlen", "5", "--heads", "3", "--hdim", "8", "--layout", layout)
     assert run("explain", *flags).code == 0
-    for mine, real in zip(made[0], tensors(), strict=True):
-        assert (mine.shape, mine.stride()) == (real.shape, real.stride())
+    (problem,) = asked
+    q, k, v = tensors()
+    assert (problem.batch, problem.seqlen_q, problem.heads_q, problem.hdim_q) == tuple(q.shape)
+    assert problem.sizes[:5] == (q.shape[1], k.shape[1], *(x.stride() for x in (q, k, v)))
+
+
+def test_explain_features_and_backward(run):
+    q, k = torch.empty(2, 100, 8, 64), torch.empty(2, 60, 2, 64)
+    flags = (
+        *("explain", "--dtype", "fp32", "--batch", "2", "--seqlen", "100", "--seqlen-k", "60"),
+        *("--heads", "8", "--heads-k", "2", "--hdim", "64", "--device", "gfx950"),
+    )
+    given = {"bias": torch.empty(2, 8, 100, 60), "alibi_slopes": torch.empty(8)}
+    expected = jitfmha.explain(q, k, k, device="gfx950", num_splits=3, **given)
+    asked = ("--features", "bias", "alibi", "--num-splits", "3")
+    assert run(*flags, *asked, "--json").json == expected.to_dict()
+    out, lse = torch.empty_like(q), torch.empty(2, 8, 100)
+    for deterministic in (False, True):
+        backward = jitfmha.explain_bwd(
+            *(out, q, k, k, out, lse), device="gfx950", deterministic=deterministic
+        )
+        asked = ("--direction", "backward", *(["--deterministic"] if deterministic else []))
+        assert run(*flags, *asked, "--json").json == backward.to_dict()
+    paged = run(*flags, "--page-size", "16")
+    assert paged.code == 2
+    assert "block_table" in paged.err
 
 
 def test_explain_of_a_huge_problem_allocates_nothing(run):

@@ -195,6 +195,52 @@ def validate_config(
     Raises:
         TypeError, ValueError: an argument has no meaning, such as a name that is not known.
     """
+    combination = asked_combination(
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        hdim=hdim,
+        hdim_v=hdim_v,
+        mask=mask,
+        window_size=window_size,
+        mode=mode,
+        direction=direction,
+        features=features,
+        layout=layout,
+        page_size=page_size,
+        num_splits=num_splits,
+        batch=batch,
+        heads=heads,
+        heads_k=heads_k,
+        seqlen=seqlen,
+        seqlen_k=seqlen_k,
+    )
+    arch = known("arch is", arch, tuple(ck_architectures()))
+    (of_arch,) = (x for x in SPECIFICATION_RULES if x.complaints is architecture_has_kernels)
+    refused = (BrokenRule(of_arch.name, x, of_arch.source) for x in why_nothing_runs_on(arch))
+    return (*refused, *_broken_rules(combination, arch))
+
+
+def asked_combination(
+    *,
+    dtype: str,
+    kv_dtype: str | None,
+    hdim: int,
+    hdim_v: int | None,
+    mask: int | str,
+    window_size: tuple[int, int],
+    mode: str,
+    direction: str,
+    features: Iterable[str],
+    layout: str,
+    page_size: int | None,
+    num_splits: int,
+    batch: int,
+    heads: int,
+    heads_k: int | None,
+    seqlen: int,
+    seqlen_k: int | None,
+) -> Combination:
+    """What the options of :func:`validate_config` ask for; it raises what that does."""
     check_ints(num_splits=num_splits)
     named = _features(features)
     if page_size is not None:
@@ -209,7 +255,7 @@ def validate_config(
         "seqlen_q": _count("seqlen", seqlen),
         "seqlen_k": _count("seqlen_k", seqlen if seqlen_k is None else seqlen_k),
     }
-    combination = Combination(
+    return Combination(
         dtype=known("dtype is", dtype, tuple(TORCH_DTYPES)),
         kv_dtype=known("kv_dtype is", dtype if kv_dtype is None else kv_dtype, tuple(TORCH_DTYPES)),
         mask=parse_mask(mask, window_size),
@@ -220,10 +266,6 @@ def validate_config(
         num_splits=num_splits,
         **sizes,
     )
-    arch = known("arch is", arch, tuple(ck_architectures()))
-    (of_arch,) = (x for x in SPECIFICATION_RULES if x.complaints is architecture_has_kernels)
-    refused = (BrokenRule(of_arch.name, x, of_arch.source) for x in why_nothing_runs_on(arch))
-    return (*refused, *_broken_rules(combination, arch))
 
 
 _PAGE_SIZE = 16

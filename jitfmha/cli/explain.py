@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from itertools import accumulate
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ..call.interface import explain
-from ..problem.arguments import Options
-from ..problem.dtypes import DTYPE_NAMES
+from ..ahead.combination import check_combination
+from ..ahead.validate import asked_combination
+from ..call.detection import planned_target
+from ..call.dispatch import explain_problem
+from ..problem.problem import Problem
 from .exit_codes import FAILED, OK, UsageError
 from .output import print_json
-
-# The order of the dimensions in memory, as positions in (batch, seqlen, heads).
-_LAYOUTS = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1), "sbhd": (1, 0, 2)}
 
 
 def run(args: argparse.Namespace) -> int:
     """Explain the problem that the flags describe."""
     try:
-        tensors, options = _call(args)
-        options["mask"], options["bf16_cvt"] = args.mask, args.bf16_cvt
-        options["window_size"] = _ints("--window", args.window)  # type: ignore[typeddict-item]
-        explanation = explain(*tensors, device=args.device, return_lse=args.lse, **options)
+        explanation = explain_problem(_problem(args), planned_target(args.device))
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from error
     if args.json:
@@ -35,61 +27,68 @@ def run(args: argparse.Namespace) -> int:
     return FAILED if explanation.plan is None else OK
 
 
-def _call(args: argparse.Namespace) -> tuple[tuple[Tensor, Tensor, Tensor], Options]:
+def _problem(args: argparse.Namespace) -> Problem:
+    is_packed_qkv = args.layout == "qkvpacked"
+    combination = asked_combination(
+        dtype=args.dtype,
+        kv_dtype=args.kv_dtype,
+        hdim=args.hdim,
+        hdim_v=args.hdim_v,
+        mask=args.mask,
+        window_size=_ints("--window", args.window),  # type: ignore[arg-type]
+        direction=args.direction,
+        features=[*args.features, *(["lse"] if args.lse else [])],
+        layout="bshd" if is_packed_qkv else args.layout,
+        page_size=args.page_size,
+        num_splits=args.num_splits,
+        heads=args.heads,
+        heads_k=args.heads_k,
+        **_lengths(args),
+    )
+    check_combination(combination)
+    problem = combination.problem()._replace(bf16_cvt=args.bf16_cvt)
+    if problem.direction == "backward":
+        problem = problem._replace(is_deterministic=args.deterministic)
+    return _of_packed_qkv(problem) if is_packed_qkv else problem
+
+
+def _lengths(args: argparse.Namespace) -> dict[str, Any]:
+    """What says how many sequences there are and how long they are, and the mode."""
     if args.varlen is None:
         if args.varlen_k is not None:
             raise UsageError("--varlen-k needs --varlen")
         seqlen = _or(args.seqlen, 1024)
-        lengths = _or(args.batch, 1), seqlen, _or(args.seqlen_k, seqlen)
-        return _meta_tensors(args, *lengths), {}
+        sizes = {"batch": _or(args.batch, 1), "seqlen": seqlen, "seqlen_k": args.seqlen_k}
+        return {"mode": "gm0", **sizes}
     for flag in ("batch", "seqlen", "seqlen_k"):
         if (given := getattr(args, flag)) is not None:
             name = flag.replace("_", "-")
             raise UsageError(f"--varlen has the lengths; --{name} {given} has no place")
     if args.layout not in ("bshd", "qkvpacked"):
         raise UsageError("--varlen packs sequences; --layout is bshd or qkvpacked with it")
-    sums_q = _prefix_sums("--varlen", args.varlen)
-    sums_k = _prefix_sums("--varlen-k", _or(args.varlen_k, args.varlen))
-    q, k, v = _meta_tensors(args, 1, sums_q[-1], sums_k[-1])
-    cu_q, cu_k = (
-        torch.empty(len(sums), dtype=torch.int32, device="meta") for sums in (sums_q, sums_k)
-    )
-    return (q[0], k[0], v[0]), {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    of_q = _sequences("--varlen", args.varlen)
+    of_k = of_q if args.varlen_k is None else _sequences("--varlen-k", args.varlen_k)
+    if len(of_k) != len(of_q):
+        raise UsageError(f"--varlen-k has {len(of_k)} lengths, --varlen {len(of_q)}")
+    return {"mode": "gm1", "batch": len(of_q), "seqlen": sum(of_q), "seqlen_k": sum(of_k)}
 
 
-def _meta_tensors(
-    args: argparse.Namespace, batch: int, seqlen_q: int, seqlen_k: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v without memory: a problem of any size can be explained anywhere."""
-    heads_k, hdim_v = _or(args.heads_k, args.heads), _or(args.hdim_v, args.hdim)
-    by_name = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-    dtype, kv_dtype = by_name[args.dtype], by_name[_or(args.kv_dtype, args.dtype)]
-    if args.layout == "qkvpacked":
-        if (heads_k, hdim_v, seqlen_k, kv_dtype) != (args.heads, args.hdim, seqlen_q, dtype):
-            raise UsageError("--layout qkvpacked needs q, k and v of one shape and dtype")
-        shape = (batch, seqlen_q, 3, args.heads, args.hdim)
-        q, k, v = torch.empty(shape, dtype=dtype, device="meta").unbind(2)
-        return q, k, v
-
-    order = _LAYOUTS[args.layout]
-
-    def tensor(seqlen: int, heads: int, hdim: int, dtype: torch.dtype) -> Tensor:
-        shape = (batch, seqlen, heads)
-        in_memory = torch.empty((*(shape[i] for i in order), hdim), dtype=dtype, device="meta")
-        return in_memory.permute(*(order.index(i) for i in range(3)), 3)
-
-    return (
-        tensor(seqlen_q, args.heads, args.hdim, dtype),
-        tensor(seqlen_k, heads_k, args.hdim, kv_dtype),
-        tensor(seqlen_k, heads_k, hdim_v, kv_dtype),
-    )
+def _of_packed_qkv(problem: Problem) -> Problem:
+    """The same with q, k and v between each other's rows."""
+    sizes = problem.sizes
+    shapes = (sizes.seqlen_q, sizes.q), (sizes.seqlen_k, sizes.k), (sizes.seqlen_k, sizes.v)
+    if len(set(shapes)) > 1 or problem.dtype != problem.kv_dtype:
+        raise UsageError("--layout qkvpacked needs q, k and v of one shape and dtype")
+    *rows, head, element = sizes.q
+    strides = (*(3 * x for x in rows), head, element)
+    return problem._replace(sizes=sizes._replace(q=strides, k=strides, v=strides))
 
 
-def _prefix_sums(flag: str, text: str) -> list[int]:
+def _sequences(flag: str, text: str) -> tuple[int, ...]:
     lengths = _ints(flag, text)
     if min(lengths) < 0:
         raise UsageError(f"{flag} {text}: a length is at least 0")
-    return list(accumulate(lengths, initial=0))
+    return lengths
 
 
 def _ints(flag: str, text: str) -> tuple[int, ...]:

@@ -160,6 +160,14 @@ def _add_sizes(flag: Any, *, batch: int | None = None, seqlen: int | None = None
     flag("--mask", type=_mask, default="none", help="as in fmha_fwd, e.g. causal or b:128,0")
 
 
+def _add_features(flag: Any) -> None:
+    """What else such a call has."""
+    features = "what else the call has, such as alibi, bias, dropout or column_major_v"
+    flag("--features", nargs="*", default=[], metavar="FEATURE", help=features)
+    flag("--page-size", type=int, help="keys of a page (default: no pages)")
+    flag("--num-splits", type=int, default=0, help="of the keys (default: 0, any)")
+
+
 def _add_explain(commands: Any) -> None:
     parser = _command(
         commands,
@@ -184,6 +192,9 @@ def _add_explain(commands: Any) -> None:
     flag("--varlen", metavar="N,N,...", help=lengths)
     flag("--varlen-k", metavar="N,N,...", help="their lengths in k and v (default: as --varlen)")
     flag("--lse", action="store_true", help="with return_lse=True")
+    flag("--direction", default="forward", choices=("forward", "backward"))
+    flag("--deterministic", action="store_true", help="of backward: the same bits in every run")
+    _add_features(flag)
 
 
 # ---- Kernels and code objects --------------------------------------------------------------------
@@ -227,11 +238,8 @@ def _add_kernels(commands: Any) -> None:
     _add_sizes(flag, batch=1, seqlen=1024)
     flag("--mode", default="gm0", help="gm0 (default) or gm1")
     flag("--direction", default="forward", help="forward (default) or backward")
-    features = "what else the call has, such as alibi, bias, dropout or column_major_v"
-    flag("--features", nargs="*", default=[], metavar="FEATURE", help=features)
     flag("--layout", default="bshd", help="bshd (default), bhsd or sbhd")
-    flag("--page-size", type=int, help="keys of a page (default: no pages)")
-    flag("--num-splits", type=int, default=0, help="of the keys (default: 0, any)")
+    _add_features(flag)
 
 
 def _add_hsa(commands: Any) -> None:
