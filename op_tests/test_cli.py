@@ -165,8 +165,8 @@ def test_kernels_validate(run):
     assert served.code == 0
     assert served.out == "gfx942: no rule is broken\ngfx950: no rule is broken\n"
     argv = (
-        *("kernels", "validate", "--arch", "gfx942", "--dtype", "int8", "--mask", "1"),
-        *("--mode", "gm1", "--direction", "backward", "--features", "lse", "column_major_v"),
+        *("kernels", "validate", "--arch", "gfx942", "--dtype", "int8", "--num-splits"),
+        *("129", "--mode", "gm1", "--direction", "backward", "--features", "lse", "column_major_v"),
     )
     broken = run(*argv)
     assert broken.code == 1
@@ -174,7 +174,7 @@ def test_kernels_validate(run):
     expected = jitfmha.validate_config(
         "gfx942",
         dtype="int8",
-        mask=1,
+        num_splits=129,
         mode="gm1",
         direction="backward",
         features=["lse", "column_major_v"],
