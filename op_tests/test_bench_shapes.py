@@ -271,6 +271,9 @@ def test_a_bar_with_the_time_left(monkeypatch):
 def test_a_bar_counts_what_has_a_unit(monkeypatch):
     monkeypatch.setattr(sys, "stderr", _Terminal())
     with ProgressBar(unit="launchers") as bar:
+        # How many there are is not known yet.
+        assert " so far" in sys.stderr.getvalue()  # type: ignore[attr-defined]
+        assert "launchers" not in sys.stderr.getvalue()  # type: ignore[attr-defined]
         bar.reach(7, 24)
         with status.building("one of them", ""):
             status.say("a line of its own")

@@ -166,7 +166,9 @@ def test_kernels_for_amd_gpus(name, tmp_path):
     ("compiler", "variant"), list(itertools.product(get_args(Compiler), get_args(Variant))), 1
 )
 def test_the_emulator(compiler, variant, tmp_path):
-    check(build_spec(variant), host_compiler(compiler), tmp_path)
+    spec = build_spec(variant)
+    for each in (spec, *spec.objects):
+        check(each, host_compiler(compiler), tmp_path / each.name)
 
 
 @pytest.mark.parametrize("compiler", get_args(Compiler))

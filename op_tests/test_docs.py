@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from rigs import speed_table
+from subprocesses import run_python
 
 import jitfmha
 from jitfmha.call.interface import fmha_fwd
@@ -113,6 +114,12 @@ def test_the_pages_name_everything_there_is():
     variables = {x for text in sources for x in _VARIABLES.findall(text) if "ARGUMENTS" not in x}
     assert len(variables) > 5
     assert [x for x in sorted(variables) if f"`{x}`" not in page] == []
+
+
+def test_the_names_of_the_readme_are_there_after_one_import():
+    names = sorted(set(re.findall(r"`(?:with )?(jitfmha(?:\.\w+)+)", _README.read_text("utf-8"))))
+    assert "jitfmha.integrations.sdpa.patch" in names
+    run_python("-c", f"import jitfmha\nprint({', '.join(names)})")
 
 
 def test_every_page_is_listed():

@@ -15,6 +15,7 @@ from ..jit.status import hand_lines_to
 # Units from the smallest; a value is shown in the last one that it fills.
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 _BAR = "{percentage:3.0f}% {bar:20} {elapsed} so far, about {remaining} left"
+_BAR_WITHOUT_TOTAL = "{elapsed} so far"
 _NARROWEST = 16  # that a column is made, however narrow the terminal is
 
 
@@ -98,12 +99,12 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
 
     def __init__(self, total: float = 0, unit: str = "") -> None:
         self._total = total
-        count = f"{{n_fmt}} of {{total_fmt}} {unit} " if unit else ""
+        self._format = (f"{{n_fmt}} of {{total_fmt}} {unit} " if unit else "") + _BAR
         self._bar = tqdm(
             total=total,
             file=sys.stderr,
             disable=not sys.stderr.isatty(),
-            bar_format=f"{count}{_BAR}",
+            bar_format=self._format if total else _BAR_WITHOUT_TOTAL,
             leave=False,
         )
         if not self._bar.disable:
@@ -121,6 +122,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         """So much is done; ``total`` where that is known by now only."""
         if total is not None:
             self._total = self._bar.total = total
+            self._bar.bar_format = self._format
         self._bar.update(min(done, self._total) - self._bar.n)
         self._bar.refresh()
 

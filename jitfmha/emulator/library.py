@@ -1,12 +1,15 @@
 """Builds the emulator on first use and loads it, in three variants: plain, check, profile.
 
-Its decoder is a library of its own, too, which is built in seconds.
+Of the code, what no hook is in (execution/hooks.h) is one object in all of them, and what has hooks
+is one object in the two that observe; each is built once. The decoder is a library of its own, too,
+which is built in seconds.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, Literal, get_args
@@ -54,11 +57,10 @@ _ISA_FLAGS: dict[CpuIsa, tuple[str, ...]] = {
     "avx2": AVX2_FLAGS,
     **dict.fromkeys(("amx", "avx512_bf16", "avx512"), (*AVX512_FLAGS, "-mprefer-vector-width=512")),
 }
-_VARIANT_FLAGS: dict[Variant, tuple[str, ...]] = {
-    "plain": (),
-    "check": ("-DJITFMHA_EMULATOR_CHECK=1",),
-    "profile": ("-DJITFMHA_EMULATOR_PROFILE=1",),
-}
+_HOOKS = "execution/hooks.h"
+_OBSERVED_FLAG = "-DJITFMHA_EMULATOR_OBSERVED=1"
+# Tables are included by a macro that is defined as the quoted name.
+_INCLUDED = re.compile(r'^#(?:include|define \w+) "(.+)"', re.MULTILINE)
 # Whose sources one library alone has.
 _LIBRARY_OF_FOLDER = {"checks": "check", "profile": "profile", "decoder": "decoder"}
 _COMPILED_IN_DECODER = (
@@ -72,26 +74,33 @@ _COMPILED_IN_DECODER = (
 def build_spec(variant: Variant) -> jit.BuildSpec:
     """The sources and flags of one variant."""
     isa = cpu_target().isa
+    flags = (*_CFLAGS, *_ISA_FLAGS.get(isa, ()))
+    sources = _sources(variant)
+    units = {name for name in sources if name.endswith(".cpp")}
+    common = {name for name in units if _HOOKS not in _with_included([name], sources)}
+    objects = [_object(f"emulator_common_{isa}", common, sources, flags)]
+    units -= common
+    if variant != "plain":
+        flags = (*flags, _OBSERVED_FLAG)
+        observed = {name for name in units if name.partition("/")[0] not in _LIBRARY_OF_FOLDER}
+        objects.append(_object(f"emulator_observed_{isa}", observed, sources, flags))
+        units -= observed
     return jit.BuildSpec(
         name=f"emulator_{variant}_{isa}",
-        sources=_sources(variant),
-        cflags=(*_CFLAGS, *_ISA_FLAGS.get(isa, ()), *_VARIANT_FLAGS[variant]),
+        sources=_with_included(units, sources),
+        cflags=flags,
         ldflags=("-pthread",),
         why=f"the first use of the emulator ({variant})",
+        objects=tuple(objects),
     )
 
 
 @cache
 def decoder_spec() -> jit.BuildSpec:
     """The sources and flags of the decoder alone, which executes nothing."""
-    sources = _sources("decoder")
     return jit.BuildSpec(
         name="emulator_decoder",
-        sources={
-            name: text
-            for name, text in sources.items()
-            if name in _COMPILED_IN_DECODER or not name.endswith(".cpp")
-        },
+        sources=_with_included(_COMPILED_IN_DECODER, _sources("decoder")),
         # It decodes a kernel in milliseconds whatever the level, and is compiled for seconds.
         cflags=tuple("-O1" if flag == "-O2" else flag for flag in _CFLAGS),
         why="the first disassembly",
@@ -109,7 +118,7 @@ def load(variant: Variant = "plain") -> ctypes.CDLL:
     """The loaded library, built where the cache lacks it, which takes up to a minute."""
     spec = build_spec(variant)
     if not jit.is_built(spec):
-        say("the emulator is built once for each of its variants, in up to a minute on two cores")
+        say("the emulator is built once, in up to a minute on two cores; its variants share a part")
     return jit.load(spec)
 
 
@@ -139,6 +148,28 @@ def _sources(library: str) -> dict[str, str]:
         if name.endswith(_SUFFIXES)
         and _LIBRARY_OF_FOLDER.get(name.partition("/")[0], library) == library
     }
+
+
+def _with_included(units: Iterable[str], sources: dict[str, str]) -> dict[str, str]:
+    """These sources, and those that they include, directly or not; in the order of their names."""
+    found: set[str] = set()
+    new = set(units)
+    while new:
+        found |= new
+        new = {name for each in new for name in _INCLUDED.findall(sources[each])} - found
+    return {name: sources[name] for name in sorted(found)}
+
+
+def _object(
+    name: str, units: Iterable[str], sources: dict[str, str], flags: tuple[str, ...]
+) -> jit.BuildSpec:
+    return jit.BuildSpec(
+        name,
+        _with_included(units, sources),
+        flags,
+        why="a part of the emulator",
+        toolchain="host_object",
+    )
 
 
 def _facts_about_chips() -> dict[str, object]:

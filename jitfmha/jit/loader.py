@@ -164,6 +164,7 @@ def _obtain(spec: BuildSpec) -> tuple[OpenEntry, _How]:
 
     Each step may be the last. What it may raise:
         try: CacheError, where somebody else could put code into the cache.
+        get the objects to link, each in the same way: whatever that raises.
         take the turn: CompilerNotFound, CacheError; a disk that fails is replaced, once.
         try again: nothing; a damaged entry is built again.
         build: BuildError, with the compiler's first error.
@@ -181,6 +182,8 @@ def _obtain(spec: BuildSpec) -> tuple[OpenEntry, _How]:
     from .cache.umask import owner_umask
 
     cache_limit()  # A malformed limit is reported before the work rather than after it.
+    # Before the turn, so that nobody has two.
+    objects = {each.artifact_name: _used(each, _content) for each in spec.objects}
     with owner_umask():
         directory = writable_directory()
         while True:
@@ -188,7 +191,7 @@ def _obtain(spec: BuildSpec) -> tuple[OpenEntry, _How]:
                 with turn_to_build(directory, key) as turn:
                     if isinstance(turn, OpenEntry):
                         return turn, "loaded"
-                    return turn.publish(*turn.build(spec, toolchain)), "built"
+                    return turn.publish(*turn.build(spec, toolchain, objects)), "built"
             except OSError as error:
                 directory = substitute(directory, error)
 

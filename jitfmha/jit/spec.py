@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-ToolchainName = Literal["host_cpp", "device_hip"]
+ToolchainName = Literal["host_cpp", "host_object", "device_hip"]
 
 
 class _Suffixes(NamedTuple):
@@ -20,6 +20,7 @@ class _Suffixes(NamedTuple):
 
 _SUFFIXES: dict[ToolchainName, _Suffixes] = {
     "host_cpp": _Suffixes(".cpp", ".so"),
+    "host_object": _Suffixes(".cpp", ".o"),
     "device_hip": _Suffixes(".hip", ".co"),
 }
 _INCLUDED = (".h", ".hpp", ".inc")
@@ -37,7 +38,8 @@ _FLAG = re.compile(r"-[A-Za-z0-9_@%+=:,./-]*")
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """A host library, loaded with ctypes and free of Python headers, or a device's code object.
+    """A host library, loaded with ctypes and free of Python headers, an object that such libraries
+    have a part of their code from, or a device's code object.
 
     Attributes:
         name: short and readable; part of the file name of what is built.
@@ -48,11 +50,15 @@ class BuildSpec:
             happens to compile). For device code `--offload-arch=` among them.
         ldflags: linker flags; PyTorch's own libraries are linked without being asked for.
         why: what made this build necessary, for the status line; not part of the identity.
-        toolchain: host C++ makes a shared library (`.so`), device HIP a code object (`.co`).
+        toolchain: host C++ makes a shared library (`.so`) or one object of all its sources (`.o`),
+            device HIP a code object (`.co`).
+        objects: what else is linked into a library. Each is an entry of its own in the cache, so
+            that libraries which differ elsewhere compile it once.
 
     Raises:
         ValueError: a name or flag holds a character that is not safe in a path or a command, there
-            is nothing to compile, or two sources would give object files of one name.
+            is nothing to compile, two sources or objects would give object files of one name, or
+            something else than objects is to be linked, or into something else than a library.
     """
 
     name: str
@@ -61,6 +67,7 @@ class BuildSpec:
     ldflags: tuple[str, ...] = ()
     why: str = field(default="first use", compare=False)
     toolchain: ToolchainName = "host_cpp"
+    objects: tuple[BuildSpec, ...] = ()
     digest: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -75,13 +82,18 @@ class BuildSpec:
                     f"flag {flag!r} of build {self.name} must start with '-' and hold nothing "
                     "that a shell interprets"
                 )
+        kinds = {(self.toolchain, each.toolchain) for each in self.objects}
+        if kinds - {("host_cpp", "host_object")}:
+            raise ValueError(f"build {self.name}: objects are linked into libraries only")
+        if len({each.name for each in self.objects}) < len(self.objects):
+            raise ValueError(f"build {self.name}: two objects have one name")
         object.__setattr__(self, "sources", MappingProxyType(dict(self.sources)))
         object.__setattr__(self, "digest", self._compute_digest())
 
     def __reduce__(self) -> tuple[object, ...]:
         # The read-only view of the sources cannot be pickled.
         fields = (self.name, dict(self.sources), self.cflags, self.ldflags, self.why)
-        return (type(self), (*fields, self.toolchain))
+        return (type(self), (*fields, self.toolchain, self.objects))
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -117,5 +129,6 @@ class BuildSpec:
 
     def _compute_digest(self) -> str:
         sources = list(self.sources.items())
-        identity = [self.toolchain, self.name, sources, self.cflags, self.ldflags]
+        objects = (each.digest for each in self.objects)
+        identity = [self.toolchain, self.name, sources, self.cflags, self.ldflags, *objects]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()

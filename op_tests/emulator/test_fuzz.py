@@ -82,12 +82,14 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
         pytest.skip("there is no C++ compiler with sanitizers")
     flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     spec = build_spec("plain")
-    cflags = ("-O1" if flag == "-O2" else flag for flag in spec.cflags)
+    cflags = ["-O1" if flag == "-O2" else flag for flag in spec.cflags]
+    cflags += [*flags, "-g", "-fno-omit-frame-pointer"]
     spec = replace(
         spec,
         name="emulator_sanitized",
-        cflags=(*cflags, *flags, "-g", "-fno-omit-frame-pointer"),
+        cflags=tuple(cflags),
         ldflags=(*spec.ldflags, *flags),
+        objects=tuple(replace(each, cflags=tuple(cflags)) for each in spec.objects),
     )
     library = tmp_path_factory.mktemp("sanitized") / "emulator.so"
     library.write_bytes(jit.read(spec))

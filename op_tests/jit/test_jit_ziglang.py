@@ -65,6 +65,22 @@ def test_a_library_is_built(cache, capfd):
     assert capfd.readouterr().err.count("the first build with ziglang takes minutes") == 1
 
 
+def test_an_object_is_linked_into_a_library(cache):
+    flags = (library.build_spec("plain").cflags, ("-nostdlib", "-nostdlib++"))
+    sources = {
+        "first.cpp": "int of_library();\nint first() { return of_library() + 40; }\n",
+        "second.cpp": "int first();\nint second() { return first() + 1; }\n",
+    }
+    source = (
+        "int second();\n"
+        "int of_library() { return 1; }\n"
+        'extern "C" __attribute__((visibility("default"))) int answer() { return second(); }\n'
+    )
+    common = jit.BuildSpec("common", sources, *flags, toolchain="host_object")
+    spec = jit.BuildSpec("demo", {"demo.cpp": source}, *flags, objects=(common,))
+    assert answer(spec) == 42
+
+
 @pytest.mark.parametrize("given", ["", "somewhere"])
 def test_its_own_cache_lies_where_nobody_else_can_write(given, cache, monkeypatch, tmp_path):
     seen: dict[str, str] = {}

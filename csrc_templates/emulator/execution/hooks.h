@@ -1,8 +1,9 @@
 // Where the sanitizer (checks/) and the cost model (profile/) look in.
 //
-// Each is a build with -DJITFMHA_EMULATOR_CHECK=1 or -DJITFMHA_EMULATOR_PROFILE=1, never both.
-// Without either, every hook is an empty inline function and its arguments fold away. With one, the
-// functions below are defined in its folder, which no other build has.
+// Each has a library of its own, and its folder defines the functions below; other code is compiled
+// once for both, with -DJITFMHA_EMULATOR_OBSERVED=1. Without that, every hook is an empty inline
+// function and its arguments fold away. What does not include this file is the same in all
+// libraries, so nothing else may ask for the macro.
 //
 // Instruction families never call hooks: the operand layer (lanes.h, scalar_operands.h), the memory
 // functions (memory.h) and the scheduler do.
@@ -12,20 +13,13 @@
 
 #include "execution/wave.h"
 
-#ifndef JITFMHA_EMULATOR_CHECK
-#define JITFMHA_EMULATOR_CHECK 0
-#endif
-#ifndef JITFMHA_EMULATOR_PROFILE
-#define JITFMHA_EMULATOR_PROFILE 0
-#endif
-
-#if JITFMHA_EMULATOR_CHECK && JITFMHA_EMULATOR_PROFILE
-#error "check and profile are separate builds"
+#ifndef JITFMHA_EMULATOR_OBSERVED
+#define JITFMHA_EMULATOR_OBSERVED 0
 #endif
 
 namespace emulator::hooks {
 
-#if JITFMHA_EMULATOR_CHECK || JITFMHA_EMULATOR_PROFILE
+#if JITFMHA_EMULATOR_OBSERVED
 constexpr bool kObserving = true;
 #define EMULATOR_HOOK(...) __VA_ARGS__;
 #else
@@ -67,7 +61,7 @@ EMULATOR_HOOK(void global_access(Wave&, const Instruction&, int lane, u64 addres
 EMULATOR_HOOK(void scratch_access(Wave&, const Instruction&, int lane, u64 offset, u32 bytes,
                                   Access))
 // 64 bytes for an access outside of memory, so that the kernel goes on. Null: the fault is thrown.
-#if JITFMHA_EMULATOR_CHECK
+#if JITFMHA_EMULATOR_OBSERVED
 u8* instead_of_memory(Wave&, const Instruction&, bool is_scratch, const Fault&);
 #else
 inline u8* instead_of_memory(Wave&, const Instruction&, bool, const Fault&) { return nullptr; }
@@ -83,7 +77,7 @@ EMULATOR_HOOK(void barrier_released(Workgroup&))
 
 // The workgroups that run, by linear number, in ascending order; none: all of them. The cost model
 // looks at a part of large launches.
-#if JITFMHA_EMULATOR_PROFILE
+#if JITFMHA_EMULATOR_OBSERVED
 std::vector<u64> selected_workgroups(const Dispatch&);
 #else
 inline std::vector<u64> selected_workgroups(const Dispatch&) { return {}; }

@@ -1,4 +1,4 @@
-// The cost model: the hooks for -DJITFMHA_EMULATOR_PROFILE=1. See hooks.h and profile.h.
+// The cost model: its definitions of the hooks. See hooks.h and profile.h.
 #include "profile/profile.h"
 
 #include <algorithm>
@@ -215,6 +215,7 @@ void vgpr_written(Wave&, u32, u32, u64) {}
 void scalar_read(Wave&, u32, u32) {}
 void lanes_gathered(Wave&, const u32 (&)[kLanes]) {}
 void scalar_written(Wave&, u32, u32) {}
+u8* instead_of_memory(Wave&, const Instruction&, bool, const Fault&) { return nullptr; }
 void waitcnt(Wave&, u32, u32, u32) {}
 void barrier_arrived(Wave&) {}
 void barrier_released(Workgroup&) {}

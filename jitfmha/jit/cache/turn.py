@@ -82,15 +82,17 @@ class Turn(NamedTuple):
     def destination(self) -> Path:
         return self.directory.entries / self.key.directory_name
 
-    def build(self, spec: BuildSpec, toolchain: Toolchain) -> tuple[EntryMeta, dict[str, bytes]]:
-        """Compile; returns what is to be published.
+    def build(
+        self, spec: BuildSpec, toolchain: Toolchain, objects: Mapping[str, bytes]
+    ) -> tuple[EntryMeta, dict[str, bytes]]:
+        """Compile, and link with ``objects``, by name; returns what is to be published.
 
         Raises ``BuildError`` with what the compiler said first, ``OSError`` where the disk is full,
         or the workspace is gone, and ``ValueError`` where JITFMHA_VERBOSE has an unknown value.
         """
         started = time.monotonic()
         with building(spec.name, spec.why):
-            artifact = self._compiled(spec, toolchain)
+            artifact = self._compiled(spec, toolchain, objects)
         sources = {name: text.encode() for name, text in spec.sources.items()}
         contents = {spec.artifact_name: artifact, **sources}
         meta = EntryMeta(
@@ -108,11 +110,15 @@ class Turn(NamedTuple):
         )
         return meta, contents
 
-    def _compiled(self, spec: BuildSpec, toolchain: Toolchain) -> bytes:
+    def _compiled(
+        self, spec: BuildSpec, toolchain: Toolchain, objects: Mapping[str, bytes]
+    ) -> bytes:
         try:
             with self._workspace() as workspace:
                 for name, text in spec.sources.items():
                     write_private(workspace / "sources" / name, text.encode())
+                for name, content in objects.items():
+                    write_private(workspace / "objects" / name, content)
                 return toolchain.compile(spec, workspace, self.destination)
         except CompileFailure as failure:
             logs = self.directory.logs

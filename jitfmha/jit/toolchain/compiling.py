@@ -47,8 +47,9 @@ class Toolchain(Protocol):
         Args:
             spec: what to compile.
             workspace: a directory for this build alone, with a path that a shell leaves alone. The
-                sources lie in `sources` below it already. What runs has it as current directory,
-                or one below, so that whoever sweeps it up can end that too.
+                sources lie in `sources` below it already, the spec's objects in `objects`. What
+                runs has it as current directory, or one below, so that whoever sweeps it up can end
+                that too.
             destination: where sources and artifact will be found later, for a debugger.
 
         Raises:

@@ -14,6 +14,7 @@ import errno
 import logging
 import os
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -53,15 +54,33 @@ def compile_library(
     cflags = [*spec.cflags, *source_flags(sources, destination)]
     # cpp_extension links all of PyTorch; this keeps what the launcher calls.
     as_needed = ["-Wl,--as-needed"] if sys.platform.startswith("linux") else []
-    ldflags = ["-shared", *as_needed, *spec.ldflags]
+    objects = [str(workspace / "objects" / each.artifact_name) for each in spec.objects]
+    ldflags = ["-shared", *objects, *as_needed, *spec.ldflags]
     with _one_build_at_a_time, _environment(command, workspace, variables):
         library = Path(_load(spec, sources, workspace, cflags, ldflags))
+        if spec.toolchain == "host_object" and library.is_file():
+            library = _one_object(command, workspace, workspace / spec.artifact_name)
     if workspace.is_dir() and not library.is_file():
         raise BuildError(
             f"{spec.name} could not be compiled: {command[0]} ended without an error and wrote "
             "nothing, so it is no C++ compiler. Set CXX to one, or unset it."
         )
     return library.read_bytes()
+
+
+def _one_object(command: tuple[str, ...], workspace: Path, result: Path) -> Path:
+    """Make one object of those that were linked into a library, which cpp_extension always does."""
+    objects = sorted(workspace.glob("*.o"))
+    done = subprocess.run(
+        [*command, "-r", "-nostdlib", *objects, "-o", result],
+        cwd=workspace,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise compile_failure(done.stdout.decode(errors="replace"))
+    return result
 
 
 class ShownOutput:
