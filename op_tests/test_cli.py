@@ -69,6 +69,16 @@ def test_help_does_not_wait_for_torch(tmp_path, argv, is_script):
     assert "torch" not in imported
 
 
+def test_a_field_that_is_wrong_does_not_wait_for_torch(tmp_path):
+    (tmp_path / "launch.json").write_text('{"arch": "gfx90a", "grid": [1]}')
+    flags = ("run-kernel", __file__, "--args", "launch.json")
+    result = run_python("-X", "importtime", "-m", "jitfmha", *flags, code=2, cwd=tmp_path)
+    assert "launch.json: the document has no 'block'" in result.stderr
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "jitfmha.cli.flags" in imported
+    assert "torch" not in imported
+
+
 def imported_by(*argv: str) -> set[str]:
     """The modules that a Python process with these arguments imports."""
     lines = run_python("-X", "importtime", *argv).stderr.splitlines()

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 from subprocesses import ROOT
 
-from jitfmha.emulator.launch_description import LaunchDescription
+from jitfmha.cli.launch_description import LaunchDescription
 
 _FOLDER = ROOT / "examples" / "found"
 

@@ -13,7 +13,6 @@ from ..amd.chips import chip
 from ..amd.code_object import kernel_descriptors, list_of_names
 from ..amd.node import VIRTUAL_NODE
 from ..amd.recording_runtime import Started
-from ..emulator.launch_description import LaunchDescription, LaunchDescriptionError
 from ..emulator.profile import LaunchProfile, profile_launch
 from ..emulator.runtime import Emulator
 from ..emulator.session import DEVICES, Emulation
@@ -21,6 +20,7 @@ from ..jit.elf import Elf
 from ..jit.toolchain.device_compiler import compile_hip_file
 from ..replay.machines import EmulatedMachine
 from .exit_codes import UsageError
+from .launch_description import LaunchDescription, LaunchDescriptionError
 from .output import progress
 
 
@@ -54,16 +54,14 @@ class DescribedLaunch(NamedTuple):
 
 
 def read_launch(args: argparse.Namespace) -> DescribedLaunch:
-    """Read both files. Raises ``UsageError`` where they are not what they should be."""
+    """What the flags say, with the code object. Raises ``UsageError`` where that is not right."""
+    description: LaunchDescription = args.args
     try:
-        description = LaunchDescription.read(args.args)
         image = _image(args.code_object, description.arch)
     except OSError as error:
         raise UsageError(str(error)) from error
-    except LaunchDescriptionError as error:
-        raise UsageError(f"{args.args}: {error}") from error
     kernel = description.kernel
-    asked = f"{args.args} names {'no kernel' if kernel is None else f'kernel {kernel!r}'}"
+    asked = f"{description.file} names {'no kernel' if kernel is None else f'kernel {kernel!r}'}"
     return DescribedLaunch(description, kernel_of(image, args.code_object, kernel, asked), image)
 
 

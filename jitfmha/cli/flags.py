@@ -11,6 +11,7 @@ from ..ahead.ck_architectures import ck_architectures
 from ..amd.chips import Arch
 from ..bench import SUITES
 from ..version import __version__
+from .launch_description import LaunchDescription, LaunchDescriptionError
 
 _EXIT_CODES = (
     "exit codes: 0 done, 1 failed (also: a verification failed or a bar was missed), "
@@ -92,6 +93,17 @@ def _file(text: str) -> Path:
     if not path.exists():
         raise argparse.ArgumentTypeError(f"there is no file {text}")
     return path
+
+
+def _launch(text: str) -> LaunchDescription:
+    """A launch whose fields are right."""
+    path = _file(text)
+    try:
+        return LaunchDescription.read(path)
+    except LaunchDescriptionError as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error}") from error
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _shape(text: str) -> str:
@@ -495,7 +507,7 @@ def _add_launch(flag: Any) -> None:
     code = "an AMDGPU ELF file, or HIP C++ (FILE.hip), which is compiled first, as `hip` does it"
     flag("code_object", type=_file, metavar="FILE", help=code)
     launch = "the launch, as data: docs/emulator.md describes it, on an example"
-    flag("--args", type=_file, required=True, metavar="ARGS.json", help=launch)
+    flag("--args", type=_launch, required=True, metavar="ARGS.json", help=launch)
 
 
 def _add_hip(commands: Any) -> None:

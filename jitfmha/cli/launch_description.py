@@ -1,6 +1,7 @@
 """A launch of any code object's kernel, as data: what `python -m jitfmha run-kernel` reads.
 
-`docs/emulator.md` says what each field means, on an example.
+`docs/emulator.md` says what each field means, on an example. Torch is imported where tensors are
+made: nobody should wait for it to read that a field is wrong.
 """
 
 from __future__ import annotations
@@ -12,24 +13,23 @@ import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from ..amd.recording_runtime import Started
+from ..amd.node import VIRTUAL_NODE
 from ..jit.regular_file import path_inside, read_regular_file
-from .guarded_memory import guarded_memory
-from .session import DEVICES
 
-DTYPES: Mapping[str, torch.dtype] = {
-    name: getattr(torch, name)
-    for name in (
-        "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz",
-        "float8_e5m2", "float8_e5m2fnuz", "int64", "int32", "int16", "int8", "uint8",
-    )
-}  # fmt: skip
-"""Data types of tensors by name."""
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ..amd.recording_runtime import Started
+
+_FLOATS = (
+    "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz",
+    "float8_e5m2", "float8_e5m2fnuz",
+)  # fmt: skip
+DTYPES = (*_FLOATS, "int64", "int32", "int16", "int8", "uint8")
+"""Data types of tensors, as torch names them."""
 
 # Types of arguments that are no addresses -> their `struct` code.
 _TYPES = {
@@ -70,7 +70,7 @@ class TensorDescription:
     """
 
     name: str
-    dtype: torch.dtype
+    dtype: str
     shape: tuple[int, ...]
     content: str
     value: Any
@@ -80,20 +80,27 @@ class TensorDescription:
 
     def make(self) -> Tensor:
         """The tensor, on its own memory; raises for a file that is missing or has another size."""
+        import torch
+
+        from ..emulator.guarded_memory import guarded_memory
+
         where = f"tensors.{self.name}"
-        size = math.prod(self.shape) * self.dtype.itemsize
-        tensor = guarded_memory(size).view(self.dtype).view(self.shape)
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        wide = torch.float64 if dtype.is_floating_point else torch.int64
+        size = math.prod(self.shape) * dtype.itemsize
+        tensor = guarded_memory(size).view(dtype).view(self.shape)
         if self.content == "file":
             raw = _raw_bytes(where, Path(self.value), tensor.nbytes)
-            if raw.numel():
-                tensor.reshape(-1).view(torch.uint8).copy_(raw)
+            if raw:
+                of_file = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+                tensor.reshape(-1).view(torch.uint8).copy_(of_file)
             return tensor
         if self.content == "fill":
-            return tensor.copy_(torch.full(self.shape, self.value, dtype=self._wide))
+            return tensor.copy_(torch.full(self.shape, self.value, dtype=wide))
         generator = torch.Generator().manual_seed(self.value)
         if self.low is None or self.high is None:
             values = torch.randn(self.shape, generator=generator)
-        elif self.dtype.is_floating_point:
+        elif dtype.is_floating_point:
             uniform = torch.rand(self.shape, generator=generator, dtype=torch.float64)
             values = uniform * (self.high - self.low) + self.low
         else:
@@ -101,10 +108,6 @@ class TensorDescription:
                 int(self.low), int(self.high), self.shape, generator=generator, dtype=torch.int64
             )
         return tensor.copy_(values)
-
-    @property
-    def _wide(self) -> torch.dtype:
-        return torch.float64 if self.dtype.is_floating_point else torch.int64
 
 
 @dataclass(frozen=True)
@@ -123,12 +126,14 @@ class LaunchDescription:
     """One launch.
 
     Attributes:
-        arch: a key of `DEVICES`.
+        file: that says so.
+        arch: what `emulate` takes.
         kernel: its symbol; None: the only one of the code object.
         dynamic_lds: bytes beyond those that the kernel declares.
         kernarg_bytes: of the whole argument block.
     """
 
+    file: Path
     arch: str
     kernel: str | None
     grid: tuple[int, int, int]
@@ -139,6 +144,8 @@ class LaunchDescription:
     _arguments: tuple[_Argument, ...]
 
     def started(self, symbol: str, image: bytes, tensors: Mapping[str, Tensor]) -> Started:
+        from ..amd.recording_runtime import Started
+
         block = bytearray(self.kernarg_bytes)
         for argument in self._arguments:
             packed = argument.packed
@@ -164,8 +171,8 @@ class LaunchDescription:
             "the document", document, ("arch", "grid", "block", "arguments"),
             ("kernel", "dynamic_lds", "tensors", "kernarg_bytes"),
         )  # fmt: skip
-        if fields["arch"] not in DEVICES:
-            raise _wrong("arch", fields["arch"], f"which is none of {', '.join(DEVICES)}")
+        if fields["arch"] not in VIRTUAL_NODE:
+            raise _wrong("arch", fields["arch"], f"which is none of {', '.join(VIRTUAL_NODE)}")
         kernel = fields.get("kernel")
         if kernel is not None and not isinstance(kernel, str):
             raise _wrong("kernel", kernel, "which is not a symbol")
@@ -186,11 +193,12 @@ class LaunchDescription:
         dynamic_lds = _integer("dynamic_lds", fields.get("dynamic_lds", 0), 0, 1 << 20)
         grid = _extent("grid", fields["grid"])
         return cls(
-            fields["arch"], kernel, grid, block, dynamic_lds, tensors, kernarg_bytes, arguments
+            *(path, fields["arch"], kernel, grid, block, dynamic_lds),
+            *(tensors, kernarg_bytes, arguments),
         )
 
 
-def _raw_bytes(where: str, path: Path, size: int) -> Tensor:
+def _raw_bytes(where: str, path: Path, size: int) -> bytes:
     try:
         raw = read_regular_file(path, _LARGEST_FILE)
     except OSError as error:
@@ -199,7 +207,7 @@ def _raw_bytes(where: str, path: Path, size: int) -> Tensor:
         raise LaunchDescriptionError(
             f"{where}.file: {path} has {len(raw)} bytes, and the tensor has {size}"
         )
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0)
+    return raw
 
 
 # ---- Fields of the JSON document -----------------------------------------------------------------
@@ -259,7 +267,7 @@ def _tensor(name: str, value: object, folder: Path) -> TensorDescription:
     if fields["dtype"] not in DTYPES:
         known = ", ".join(DTYPES)
         raise _wrong(f"{where}.dtype", fields["dtype"], f"which is none of {known}")
-    dtype = DTYPES[fields["dtype"]]
+    dtype = fields["dtype"]
     if not isinstance(fields["shape"], list):
         raise _wrong(f"{where}.shape", fields["shape"], "not a list")
     shape = tuple(_integer(f"{where}.shape", each, 0, 2**40) for each in fields["shape"])
@@ -288,20 +296,23 @@ def _tensor(name: str, value: object, folder: Path) -> TensorDescription:
     return TensorDescription(name, dtype, shape, content, given, low, high, is_output)
 
 
-def _of_dtype(where: str, value: object, dtype: torch.dtype) -> float:
-    if dtype.is_floating_point:
+def _of_dtype(where: str, value: object, dtype: str) -> float:
+    if dtype in _FLOATS:
         return _number(where, value)
-    limits = torch.iinfo(dtype)
-    return _integer(where, value, limits.min, limits.max)
+    return _integer(where, value, *_range_of(signed=dtype[0] == "i", bits=int(dtype.strip("uint"))))
+
+
+def _range_of(*, signed: bool, bits: int) -> tuple[int, int]:
+    return (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
 
 
 def _limits(
-    where: str, fields: Mapping[str, Any], content: str, dtype: torch.dtype
+    where: str, fields: Mapping[str, Any], content: str, dtype: str
 ) -> tuple[float | None, float | None]:
     given = [name for name in ("low", "high") if name in fields]
     if content != "random" and given:
         raise LaunchDescriptionError(f"{where}.{given[0]} is for random content")
-    if content != "random" or (not given and dtype.is_floating_point):
+    if content != "random" or (not given and dtype in _FLOATS):
         return None, None
     if len(given) != 2:
         raise LaunchDescriptionError(f"{where}: random {dtype} needs both low and high")
@@ -358,8 +369,7 @@ def _packed(where: str, kind: object, value: object) -> bytes:
     if kind[0] == "f":
         number = _number(f"{where}.value", value)
     else:
-        most = (1 << int(kind[1:])) - 1
-        limits = (0, most) if kind[0] == "u" else (-(most // 2) - 1, most // 2)
+        limits = _range_of(signed=kind[0] == "i", bits=int(kind[1:]))
         number = _integer(f"{where}.value", value, *limits)
     try:
         return struct.pack(f"<{_TYPES[kind]}", number)
