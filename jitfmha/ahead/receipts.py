@@ -13,7 +13,8 @@ from ..planning.specification import Signature
 from ..problem.dtypes import FP8_NAMES
 from ..problem.mask import CAUSAL_MASK, NO_MASK, Mask
 from .ck_architectures import hdims_of
-from .profiles import PLAIN, PROFILES, Dtypes, Features, Subset
+from .profile_names import RECEIPT_NUMBERS, receipt_name
+from .profiles import PLAIN, Dtypes, Features, Subset
 from .specification import BACKWARD_FAMILIES, FORWARD_FAMILIES
 
 _SOURCE = "CK's dispatcher, dispatcher/codegen/fmha/validation.py: PROFILES"
@@ -28,10 +29,14 @@ class Receipt(NamedTuple):
     """A filter of kernels; ``keeps`` says in words what passes."""
 
     name: str
-    number: int | None
     keeps: str
     filter: Callable[[Signature], bool]
     source: str = _SOURCE
+
+    @property
+    def number(self) -> int | None:
+        """CK's."""
+        return RECEIPT_NUMBERS[self.name]
 
 
 def allows(receipt: Receipt, signature: Signature) -> bool:
@@ -86,72 +91,59 @@ def _is_test_of_fp8(sig: Signature) -> bool:
 
 
 _RECEIPTS = (
-    Receipt("ck_default", 0, "every data type but fp32", lambda x: x.data_type != "fp32"),
-    Receipt("ck_extended", 1, "every data type but fp32", lambda x: x.data_type != "fp32"),
+    Receipt("ck_default", "every data type but fp32", lambda x: x.data_type != "fp32"),
+    Receipt("ck_extended", "every data type but fp32", lambda x: x.data_type != "fp32"),
     Receipt(
         "flash_fwd",
-        2,
         "forward in fp16 and bf16, bias 'no' or 'alibi', vlayout 'r', qscale 'no'",
         _is_flash_forward,
     ),
-    Receipt("flash_bwd", 3, "backward in fp16 and bf16", _is_gradient),
+    Receipt("flash_bwd", "backward in fp16 and bf16", _is_gradient),
     Receipt(
         "ck_pytorch",
-        4,
         "fp16 and bf16, bias 'no' or 'bias', vlayout 'r', qscale 'no', no logits, no sink",
         _is_pytorch,
     ),
     Receipt(
         "aiter_batch",
-        100,
         "fp16, bf16 and fp8bf16 (hdim_q 128, 192) in mode 'batch', vlayout 'r'",
         lambda x: _is_of_aiter(x) and _has_hdim_of_fp8(x) and x.mode == "batch",
     ),
     Receipt(
         "aiter_group",
-        200,
         "fp16, bf16 and fp8bf16 in mode 'group', vlayout 'r'",
         lambda x: _is_of_aiter(x) and x.mode == "group",
     ),
     Receipt(
         "aiter_bwd_batch",
-        300,
         "backward in fp16 and bf16 in mode 'batch'",
         lambda x: _is_gradient(x) and x.mode == "batch",
     ),
     Receipt(
         "aiter_bwd_group",
-        400,
         "backward in fp16 and bf16 in mode 'group'",
         lambda x: _is_gradient(x) and x.mode == "group",
     ),
     Receipt(
         "aiter_cpp",
-        600,
         "fp16, bf16 and fp8bf16 (hdim_q 128, 192), vlayout 'r'",
         lambda x: _is_of_aiter(x) and _has_hdim_of_fp8(x),
     ),
     Receipt(
         "fp32_all",
-        800,
         "fp32 without logits",
         lambda x: x.data_type == "fp32" and not (x.skip_min_seqlen_q or x.logits),
     ),
     Receipt(
         "fp32_min",
-        801,
         "fp32 in mode 'batch', hdims 48 and 128, without bias, lse and dropout",
         _is_small_fp32,
     ),
-    Receipt(
-        "fp8_test", 888, "fp8bf16 and fp8fp32 with hdim_q 128 or 192, vlayout 'r'", _is_test_of_fp8
-    ),
-    Receipt("all", None, "everything", lambda x: True),
+    Receipt("fp8_test", "fp8bf16 and fp8fp32 with hdim_q 128 or 192, vlayout 'r'", _is_test_of_fp8),
+    Receipt("all", "everything", lambda x: True),
 )
 RECEIPTS = {receipt.name: receipt for receipt in _RECEIPTS}
-"""By name. CK's ``pytorch`` is "ck_pytorch" here, since a profile of ours has that name."""
-
-_OF_NUMBERS = {receipt.number: receipt for receipt in _RECEIPTS if receipt.number is not None}
+"""By name."""
 
 
 def receipt_named(name: str | int) -> Receipt:
@@ -159,18 +151,7 @@ def receipt_named(name: str | int) -> Receipt:
 
     Raises ``TypeError`` or ``ValueError`` where there is none.
     """
-    if isinstance(name, bool) or not isinstance(name, (str, int)):
-        raise TypeError(f"profile is {name!r}; use {_known()}")
-    number = int(name) if isinstance(name, str) and name.isdecimal() else name
-    found = _OF_NUMBERS.get(number) if isinstance(number, int) else RECEIPTS.get(number)
-    if found is None:
-        raise ValueError(f"profile is {name!r}; use {_known()}")
-    return found
-
-
-def _known() -> str:
-    numbered = ", ".join(f"{x.name!r} ({x.number})" for x in _RECEIPTS if x.number is not None)
-    return f"{', '.join(map(repr, PROFILES))}, or a receipt: {numbered} or 'all'"
+    return RECEIPTS[receipt_name(name)]
 
 
 # ---- What receipts choose from -------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ..ahead.ck_architectures import ck_architectures
+from ..ahead.profile_names import PROFILE_NAMES, receipt_name
 from ..amd.chips import Arch
 from ..bench import SUITES
 from ..version import __version__
@@ -103,6 +104,14 @@ def _launch(text: str) -> LaunchDescription:
     except LaunchDescriptionError as error:
         raise argparse.ArgumentTypeError(f"{path}: {error}") from error
     except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _profile(text: str) -> str:
+    """The name of a profile or a receipt, or a receipt's number."""
+    try:
+        return text if text in PROFILE_NAMES else receipt_name(text)
+    except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
@@ -339,6 +348,7 @@ def _add_build(commands: Any) -> None:
     flag = parser.add_argument
     flag(
         "--profile",
+        type=_profile,
         metavar="NAME",
         help="a named set of combinations: inference, training, flash-attn, aiter or pytorch; or a "
         "receipt of CK's by name or number, as flash_fwd or 2; the flags below take the place of "
@@ -418,7 +428,12 @@ def _add_tune(commands: Any) -> None:
     shapes = f"as `bench --shapes` has them: {_SHAPES} (default: seqlens causal decode)"
     flag("--shapes", type=_shape, nargs="+", metavar="SHAPE", help=shapes)
     profile = "the kinds of calls of a profile of `build`, each with lengths of a prompt and of a "
-    flag("--profile", metavar="NAME", help=f"{profile}decode step; keys in pages are left out")
+    flag(
+        "--profile",
+        choices=PROFILE_NAMES,
+        metavar="NAME",
+        help=f"{profile}decode step; keys in pages are left out",
+    )
     flag("--device", help="as cpu or cuda:1 (default: cuda, else cpu)")
     seconds = "how long a call is timed, all candidates together (default: 1)"
     flag("--seconds", type=float, default=1.0, help=seconds)
