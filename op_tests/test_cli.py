@@ -69,11 +69,18 @@ def test_help_does_not_wait_for_torch(tmp_path, argv, is_script):
     assert "torch" not in imported
 
 
-def test_a_field_that_is_wrong_does_not_wait_for_torch(tmp_path):
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("run-kernel", __file__, "--args", "launch.json"), "json: the document has no 'block'"),
+        (("build", "--profile", "flash"), "'flash-attn'"),
+        (("tune", "--profile", "flash"), "flash-attn"),
+    ],
+)
+def test_what_is_wrong_does_not_wait_for_torch(tmp_path, flags, complaint):
     (tmp_path / "launch.json").write_text('{"arch": "gfx90a", "grid": [1]}')
-    flags = ("run-kernel", __file__, "--args", "launch.json")
     result = run_python("-X", "importtime", "-m", "jitfmha", *flags, code=2, cwd=tmp_path)
-    assert "launch.json: the document has no 'block'" in result.stderr
+    assert complaint in result.stderr
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert "jitfmha.cli.flags" in imported
     assert "torch" not in imported

@@ -20,6 +20,8 @@ from jitfmha.ahead.combination import (
     Combination,
     check_combination,
 )
+from jitfmha.ahead.profile_names import PROFILE_NAMES, RECEIPT_NUMBERS
+from jitfmha.ahead.profiles import PROFILES
 from jitfmha.ahead.receipts import RECEIPTS, allows, receipt_named
 from jitfmha.ahead.registry import ListedKernel, every_kernel, has_key
 from jitfmha.ahead.specification import read_specification
@@ -359,6 +361,8 @@ def test_what_a_receipt_keeps(number, name, kept, changes):
 
 
 def test_every_receipt_is_here():
+    assert {*RECEIPTS} == {*RECEIPT_NUMBERS}
+    assert {*PROFILES} == {*PROFILE_NAMES}
     assert {name for _, name, *_ in FILTERS} | {"all"} == {*RECEIPTS}
     with refused(ValueError, "'nonsense'", "inference", "'flash_fwd' (2)"):
         warmup(profile="nonsense")
