@@ -273,8 +273,8 @@ class _Routing:
 def _attend(call: _Call) -> Tensor:
     translated = _translated(call)
     assert not isinstance(translated, str), translated
-    out = fmha_fwd(*translated[:3], **_options(call, translated))
-    out = out.transpose(1, 2)
+    found: Tensor = fmha_fwd(*translated[:3], **_options(call, translated))
+    out = found.transpose(1, 2)
     lead = translated.lead
     return out if len(lead) == 2 else out.view(*lead, *out.shape[2:])
 
