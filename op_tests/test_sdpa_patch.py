@@ -29,11 +29,15 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The patch, and the calls that our function served."""
     served: list[Any] = []
 
-    def kept(*args: Any, **options: Any) -> Any:
-        served.append(options)
-        return jitfmha.fmha_fwd(*args, **options)
+    def counted(function: Any) -> Any:
+        def kept(*args: Any, **options: Any) -> Any:
+            served.append(options)
+            return function(*args, **options)
 
-    monkeypatch.setattr(sdpa, "fmha_fwd", kept)
+        return kept
+
+    for name in ("fmha_fwd", "_run"):
+        monkeypatch.setattr(sdpa, name, counted(getattr(sdpa, name)))
     with sdpa.patch():
         yield served
 
@@ -44,10 +48,13 @@ def heads_first(rng: torch.Generator, **sizes: Any) -> tuple[Tensor, Tensor, Ten
 
 
 def assert_served(ours: list[Any], qkv: tuple[Tensor, ...], **options: Any) -> None:
-    """Against float64, and counted as ours."""
+    """Against float64, and counted as ours; once more as a call that is known."""
     before = len(ours)
+    first = F.scaled_dot_product_attention(*qkv, **options)
     out = F.scaled_dot_product_attention(*qkv, **options)
-    assert len(ours) == before + 1
+    assert len(ours) == before + 2
+    assert torch.equal(out, first)
+    assert out.stride() == first.stride()
     assert sdpa.explain(*qkv, **options).is_ours
     q, k, v = (x.transpose(1, 2) for x in qkv)
     bias = options.get("attn_mask")
@@ -90,11 +97,11 @@ def test_attn_mask(rng, ours, shape, dtype):
     attn_mask = attn_mask > 0 if dtype == torch.bool else attn_mask
     if len(shape) > 1:
         attn_mask[..., 3, :] = False if dtype == torch.bool else -torch.inf
-    before = len(ours)
-    out = F.scaled_dot_product_attention(*qkv, attn_mask=attn_mask)
-    assert len(ours) == before + 1
     expected = TORCH(*(x.double() for x in qkv), attn_mask=_as_double(attn_mask))
-    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
+    for number in (1, 2):  # the second one is known
+        out = F.scaled_dot_product_attention(*qkv, attn_mask=attn_mask)
+        assert len(ours) == number
+        torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 # The dimensions of query, key, value and attn_mask before seqlen and hdim; None is no mask.
@@ -235,7 +242,7 @@ def test_what_has_no_backward_pass_goes_to_torch(rng, ours, monkeypatch, name):
     q, k, v = heads_first(rng)
     call = {"query": q, "key": k, "value": v, "attn_mask": torch.zeros(33, 49)}
     monkeypatch.setattr("jitfmha.kernels.cpu.SERVES", jitfmha.kernels.cpu.SERVES - {BACKWARD})
-    monkeypatch.setattr(sdpa, "_routes", {})
+    monkeypatch.setattr(sdpa, "_known_calls", {})
     F.scaled_dot_product_attention(**call)
     assert len(ours) == 1
     call[name] = call[name].clone().requires_grad_()
@@ -248,37 +255,106 @@ def test_what_has_no_backward_pass_goes_to_torch(rng, ours, monkeypatch, name):
     assert len(ours) == 2
 
 
-def test_a_known_route_serves_no_other_call(rng, monkeypatch):
-    """Each pair differs in one thing, by which one call is ours and the other one is not."""
+def _spread(x: Tensor) -> Tensor:
+    """The values of ``x`` with other strides."""
+    return torch.stack([x, torch.full_like(x, torch.nan)], dim=-2).flatten(-3, -2)[..., ::2, :]
 
-    @contextmanager
-    def elsewhere() -> Iterator[None]:
-        """On a target that serves nothing."""
-        with monkeypatch.context() as patched, fresh_calls():
-            patched.setattr("jitfmha.kernels.cpu.SERVES", frozenset())
-            yield
 
-    q, k, v = heads_first(rng)
-    plain = {"dropout_p": 0.0, "is_causal": False, "scale": None}
-    spread = torch.zeros(*k.shape[:-1], 2 * k.shape[-1])[..., ::2]
-    changed: list[tuple[tuple[Tensor, ...], dict[str, Any], bool]] = [
-        ((q, spread, v), plain, False),
-        ((q, k, v[..., :3, :]), plain, False),
-        ((q, k.half(), v), plain, False),
-        ((q, k, v), plain | {"dropout_p": 1.0}, False),
-        ((q, k, v), plain | {"scale": -1.0}, False),
-        ((q, k, v), plain, True),
-    ]
-    for tensors, options, is_elsewhere in changed:
-        for ours_first in (True, False):
-            monkeypatch.setattr(sdpa, "_routes", {})
-            for is_ours in (ours_first, not ours_first):
-                there = elsewhere() if is_elsewhere and not is_ours else nullcontext()
-                given = ((q, k, v), plain) if is_ours else (tensors, options)
-                call = sdpa._Call(*given[0], attn_mask=None, enable_gqa=False, **given[1])
-                with there:
-                    route = sdpa._known_route(call, sdpa._translated(call))
-                assert route.is_ours == is_ours, options
+def _twice_as_wide(x: Tensor) -> Tensor:
+    """The values of ``x``, of which the last dimension is not contiguous."""
+    return torch.stack([x, torch.full_like(x, torch.nan)], dim=-1).flatten(-2)[..., ::2]
+
+
+def _asks_for_gradients(x: Tensor) -> Tensor:
+    return x.clone().requires_grad_()
+
+
+@contextmanager
+def _elsewhere() -> Iterator[None]:
+    """On a target that serves nothing."""
+    with pytest.MonkeyPatch.context() as patched, fresh_calls():
+        patched.setattr("jitfmha.kernels.cpu.SERVES", frozenset())
+        yield
+
+
+# What differs in a call: functions of its tensors, other options, or what it is in.
+QKV = ("query", "key", "value")
+CHANGES: dict[str, dict[str, Any]] = {
+    **{f"{x}'s strides": {x: _spread} for x in QKV},
+    **{f"{x}'s last stride": {x: _twice_as_wide} for x in QKV},
+    **{f"{x} asks for gradients": {x: _asks_for_gradients} for x in (*QKV, "attn_mask")},
+    **{f"{x}'s signs": {x: torch._neg_view} for x in (*QKV, "attn_mask")},
+    **{f"{x}'s dtype": {x: Tensor.half} for x in QKV},
+    **{f"{x}'s device": {x: lambda x: x.to("meta")} for x in QKV},
+    **{f"a subclass of {x}": {x: lambda x: x.as_subclass(Doubling)} for x in QKV},
+    "all dtypes": dict.fromkeys(QKV, Tensor.half),
+    "a parameter": {"query": lambda x: torch.nn.Parameter(x, requires_grad=False)},
+    "query's length": {"query": lambda x: x[:, :, :7], "attn_mask": lambda x: x[:7]},
+    "value's length": {"value": lambda x: x[:, :, :3]},
+    "the keys' length": {
+        **dict.fromkeys(QKV[1:], lambda x: x[:, :, :7]),
+        "attn_mask": lambda x: x[:, :7],
+    },
+    "value's width": {"value": lambda x: x[..., :16]},
+    "query's heads": {"query": lambda x: x[:, :2]},
+    "no mask": {"attn_mask": lambda _: None},
+    "the mask's dtype": {"attn_mask": lambda x: x > 0},
+    "the mask's batches": {"attn_mask": lambda x: x.expand(2, 1, -1, -1) * 2},
+    "the mask's strides": {"attn_mask": _spread},
+    "one row of the mask": {"attn_mask": lambda x: x[:1]},
+    "rows of the mask that are missing": {"attn_mask": lambda x: x[:7]},
+    "causal": {"attn_mask": lambda _: None, "is_causal": True},
+    "a causal mask": {"is_causal": True},  # which torch refuses
+    "scale": {"scale": 0.25},
+    "a negative scale": {"scale": -1.0},
+    "dropout": {"dropout_p": 1.0},
+    "no grouped heads": {"enable_gqa": False},
+    "the target": {"there": _elsewhere},
+    "autocast": {"there": lambda: torch.autocast("cpu", torch.bfloat16)},
+    "another backend": {"there": lambda: sdpa_kernel(SDPBackend.MATH)},
+    "a mode": {"there": lambda: Negating()},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_a_known_call_serves_no_other_one(rng, ours, monkeypatch, change, has_mask):
+    """What each of two calls gives alone it also gives after the other one, and once more."""
+    plain: dict[str, Any] = {
+        **dict(zip(QKV, heads_first(rng, heads_q=4, heads_k=2, hdim=32), strict=True)),
+        "attn_mask": torch.randn(33, 49, generator=rng) if has_mask else None,
+        "scale": 0.5,
+        "enable_gqa": True,
+        "there": nullcontext,
+    }
+    changed = plain | {
+        name: x(plain[name]) if name in (*QKV, "attn_mask") else x
+        for name, x in change.items()
+        if name != "attn_mask" or has_mask
+    }
+
+    def outcome(call: dict[str, Any]) -> tuple[object, ...]:
+        before = len(ours)
+        try:
+            with call["there"]():
+                out = F.scaled_dot_product_attention(**{x: call[x] for x in call if x != "there"})
+        except Exception as error:
+            return (type(error),)
+        bits = None if out.is_meta else out.detach().contiguous().view(torch.uint8).numpy()
+        form = type(out), out.dtype, out.shape, out.stride(), out.requires_grad
+        return len(ours) - before, form, bits is not None and bits.tobytes()
+
+    def alone(call: dict[str, Any]) -> tuple[object, ...]:
+        monkeypatch.setattr(sdpa, "_known_calls", {})
+        return outcome(call)
+
+    expected = {id(call): alone(call) for call in (plain, changed)}
+    assert expected[id(plain)][0] == 1
+    for one, other in ((plain, changed), (changed, plain)):
+        monkeypatch.setattr(sdpa, "_known_calls", {})
+        for call in (one, other, one, other):
+            assert outcome(call) == expected[id(call)]
 
 
 BACKWARD = jitfmha.problem.features.Feature.BACKWARD
@@ -373,6 +449,7 @@ def test_subclasses_and_modes_see_the_call(rng, ours):
 
 def test_torch_serves_where_it_does_not_tell_its_modes(rng, ours, monkeypatch):
     monkeypatch.setattr(torch_parts, "function_modes", lambda: [None])
+    monkeypatch.setattr(torch_parts, "number_of_function_modes", lambda: 1)
     qkv = heads_first(rng)
     assert torch.equal(F.scaled_dot_product_attention(*qkv), TORCH(*qkv))
     assert ours == []

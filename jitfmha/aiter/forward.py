@@ -184,7 +184,8 @@ def forward_group(
         return_lse=as_flag("return_softmax_lse", return_softmax_lse),
         return_randval=_as_return_randval(return_dropout_randval, options["dropout_p"]),
         zero_tensors=as_flag("zero_tensors", zero_tensors),
-        min_seqlen_q=as_int("min_seqlen_q", min_seqlen_q),
+        # None is what vLLM says where it knows nothing.
+        min_seqlen_q=0 if min_seqlen_q is None else as_int("min_seqlen_q", min_seqlen_q),
         out=out,
         gen=gen,
     )

@@ -29,21 +29,32 @@ from ..call.dispatch import explain_problem
 from ..call.interface import OFF, fmha_fwd
 from ..call.pytorch.autocast import dtype_of_region, under_autocast
 from ..call.pytorch.autograd import backward_of
-from ..planning.target import TARGET_HERE
-from ..problem.arguments import Arguments
+from ..call.run import prepared_call
+from ..kernels.modifiers import packed_tensors
+from ..planning.plan import Launch
+from ..planning.target import TARGET_HERE, CpuTarget
+from ..problem.arguments import Arguments, Tensors, new_tuple
+from ..problem.checks import requires_any_grad
+from ..problem.memory import request_huge_pages
 from ..problem.problem import make_problem
+from ..problem.score_features import Modifiers
 from ..problem.torch_parts import (
     functorch_level,
     has_forward_mode,
     is_any_autocast_enabled,
+    is_flash_enabled,
     is_function_mode_asked,
+    is_watched,
 )
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _TOP_LEFT_CAUSAL = 1  # torch's is_causal
-_MOST_ROUTES = 1024
+_MOST_KNOWN = 1024
+# What every call asks: a name of this module takes less time than a path through torch.
+_empty_like = torch.empty_like
+_is_grad_enabled = torch.is_grad_enabled
 _changing = Lock()  # of torch's name for the function
 _torch: Any = F
 
@@ -222,12 +233,32 @@ class _Routing:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        others = () if attn_mask is None else (attn_mask,)
+        is_plain = (
+            dropout_p == 0
+            and (scale is None or type(scale) is float)
+            and not is_watched(query, key, value, *others)
+            and not is_any_autocast_enabled()
+            and not is_function_mode_asked()
+            and is_flash_enabled()
+            and not (_is_grad_enabled() and requires_any_grad(query, key, value, attn_mask))
+        )
+        known = None
+        if is_plain:
+            try:
+                known = _known_calls.get(
+                    _key_of(query, key, value, attn_mask, is_causal, scale, enable_gqa, None)
+                )
+            except RuntimeError:
+                known = None  # without strides
+            if known is not None and known.prepared is not None:
+                return _run(known.prepared, query, key, value, attn_mask)
         call = _Call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         is_compiling = torch.compiler.is_compiling()
-        if not is_compiling and _reason_of_surroundings(call) is None:
-            translated = _translated(call)
-            if not isinstance(translated, str) and _known_route(call, translated).is_ours:
-                return _attend(call, translated)
+        if known is None and not is_compiling and _reason_of_surroundings(call) is None:
+            known = _known(call, is_plain)
+        if known is not None and known.route.is_ours:
+            return _attend(call)
         if has_torch_function(call[:4]) and not (is_compiling and query.is_nested):
             if is_compiling or isinstance(attn_mask, CausalBias):
                 # It knows the name of today, and what it calls in turn is routed.
@@ -239,19 +270,23 @@ class _Routing:
         return self._original(*call[:6], scale=scale, enable_gqa=enable_gqa)
 
 
-def _attend(call: _Call, translated: _Translated) -> Tensor:
-    q, k, v, bias, scale, lead = translated
-    out = fmha_fwd(
-        q,
-        k,
-        v,
-        softmax_scale=scale,
-        mask=_TOP_LEFT_CAUSAL if call.is_causal else 0,
-        bias=bias,
-        dropout_p=call.dropout_p or OFF,
-    )
-    out = out.transpose(1, 2)
+def _attend(call: _Call) -> Tensor:
+    translated = _translated(call)
+    assert not isinstance(translated, str), translated
+    found: Tensor = fmha_fwd(*translated[:3], **_options(call, translated))
+    out = found.transpose(1, 2)
+    lead = translated.lead
     return out if len(lead) == 2 else out.view(*lead, *out.shape[2:])
+
+
+def _options(call: _Call, translated: _Translated) -> dict[str, Any]:
+    """The options of ``fmha_fwd``."""
+    return {
+        "mask": _TOP_LEFT_CAUSAL if call.is_causal else 0,
+        "softmax_scale": translated.scale,
+        "bias": translated.bias,
+        "dropout_p": call.dropout_p or OFF,
+    }
 
 
 def _reason_of_surroundings(call: _Call) -> str | None:
@@ -262,11 +297,13 @@ def _reason_of_surroundings(call: _Call) -> str | None:
     for x in tensors:
         if type(x) not in (Tensor, torch.nn.Parameter) or x.is_nested:
             return f"an argument is a {type(x).__name__}, or nested: no plain tensor"
+        if x.layout != torch.strided:
+            return f"an argument has the layout {x.layout}"
     if is_function_mode_asked():
         return "a TorchFunctionMode is in effect"
     if functorch_level() is not None or has_forward_mode():
         return "a transform of torch.func or forward mode is in effect"
-    if not torch.backends.cuda.flash_sdp_enabled():
+    if not is_flash_enabled():
         return "torch's flash attention is switched off, as by torch.nn.attention.sdpa_kernel"
     if call.attn_mask is not None and call.attn_mask.dim() < 2:
         return f"attn_mask has shape {tuple(call.attn_mask.shape)}; it needs (..., seqlen, seqlen)"
@@ -278,11 +315,7 @@ def _reason_of_surroundings(call: _Call) -> str | None:
 
 
 def _translated(call: _Call) -> _Translated | str:
-    """The call translated, or why torch serves it.
-
-    This is what every call takes, and why it makes no :class:`Arguments`, which takes as long as
-    a small call itself.
-    """
+    """The call translated, or why torch serves it."""
     q, k, v, mask = call[:4]
     lead: tuple[int, ...] = q.shape[:-2]
     is_plain = q.dim() == k.dim() == v.dim() == 4 and q.shape[0] == k.shape[0] == v.shape[0]
@@ -338,35 +371,140 @@ def _as_bias(attn_mask: Tensor, seqlen_k: int) -> Tensor:
     return bias.expand(*bias.shape[:-1], seqlen_k) if bias.shape[-1] == 1 else bias
 
 
-_routes: dict[Hashable, Route] = {}
+class _Prepared(NamedTuple):
+    """A call of which nothing is left but to allocate the output and to launch the kernel.
+
+    Attributes:
+        is_like_query: whether ``empty_like`` of the query lies as the output does.
+        shape, strides: of the output, a view of ``(batch, seqlen, heads, hdim)``.
+    """
+
+    launch: Launch
+    is_like_query: bool
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    wants_huge_pages: bool
 
 
-def _known_route(call: _Call, translated: _Translated) -> Route:
-    """Remember the answers of :func:`_route`, which is asked once for calls that are alike."""
-    tensors = translated[:4]
-    key = (
-        *[None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in tensors],
-        *(call.is_causal, call.scale, call.dropout_p),
-        _wants_gradients(tensors),
-        dtype_of_region(call.query) if is_any_autocast_enabled() else None,
+class _Known(NamedTuple):
+    """What is known of calls that are alike."""
+
+    route: Route
+    prepared: _Prepared | None
+
+
+_known_calls: dict[Hashable, _Known] = {}
+
+
+def _key_of(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    surroundings: tuple[object, ...] | None,
+) -> Hashable:
+    """What calls are alike in; ``surroundings`` are None where they are those of a plain call.
+
+    Such a call has plain tensors, none of which asks for gradients, and no dropout, and neither
+    autocast nor anything that watches calls is in effect.
+    """
+    # Written out: nested tuples and a loop over the tensors would take 1 us longer.
+    return (
+        query.shape,
+        query.stride(),
+        query.dtype,
+        query.device,
+        key.shape,
+        key.stride(),
+        key.dtype,
+        key.device,
+        value.shape,
+        value.stride(),
+        value.dtype,
+        value.device,
+        None
+        if attn_mask is None
+        else (attn_mask.shape, attn_mask.stride(), attn_mask.dtype, attn_mask.device),
+        is_causal,
+        scale,
+        enable_gqa,
+        surroundings,
         TARGET_HERE.get(),
     )
-    route = _routes.get(key)
-    if route is None:
-        if len(_routes) >= _MOST_ROUTES:
-            _routes.clear()
-        route = _routes[key] = _route(call, translated)
-    return route
+
+
+def _known(call: _Call, is_plain: bool) -> _Known:
+    """Look up what is known of the call, or find it out."""
+    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa = call
+    surroundings = None
+    if not is_plain:
+        dtype = dtype_of_region(query) if is_any_autocast_enabled() else None
+        surroundings = dropout_p, _wants_gradients(call[:4]), dtype
+    number = None if scale is None else float(scale)
+    options = bool(is_causal), number, bool(enable_gqa)
+    looked_up = _key_of(query, key, value, attn_mask, *options, surroundings)
+    known = _known_calls.get(looked_up)
+    if known is None:
+        translated = _translated(call)
+        if isinstance(translated, str):
+            known = _Known(Route((translated,)), None)
+        else:
+            route = _route(call, translated)
+            is_prepared = is_plain and route.is_ours
+            known = _Known(route, _prepared(call, translated) if is_prepared else None)
+        if len(_known_calls) >= _MOST_KNOWN:
+            _known_calls.clear()
+        _known_calls[looked_up] = known
+    return known
+
+
+def _prepared(call: _Call, translated: _Translated) -> _Prepared | None:
+    """Prepare a plain call whose launch can have the tensors as they came; None for others.
+
+    That is so on the CPU, where launches read nothing of q, k, v and out but their addresses, and
+    of a bias its strides, which may be those of the mask that it was made of.
+    """
+    query, key, value, attn_mask = call[:4]
+    if not isinstance(target_of(query.device), CpuTarget):
+        return None
+    for x, swapped in zip((query, key, value), translated[:3], strict=True):
+        if x.dim() != 4 or not x.transpose(1, 2).is_set_to(swapped):
+            return None
+    if _packed_mask(attn_mask) != _packed_mask(translated.bias):
+        return None
+    found = prepared_call(Arguments.of(*translated[:3], _options(call, translated)))
+    if found.launch is None or found.kind.out_dtype != query.dtype:
+        return None
+    out = torch.empty_strided(found.out_shape, found.sizes[-1], device="meta").transpose(1, 2)
+    like_query = torch.empty_like(query, device="meta")
+    is_like_query = like_query.shape == out.shape and like_query.stride() == out.stride()
+    return _Prepared(found.launch, is_like_query, out.shape, out.stride(), found.wants_huge_pages)
+
+
+def _packed_mask(mask: Tensor | None) -> list[int]:
+    return packed_tensors(Modifiers(mask))
+
+
+def _run(
+    prepared: _Prepared, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None
+) -> Tensor:
+    launch, is_like_query, shape, strides, wants_huge_pages = prepared
+    out = _empty_like(query) if is_like_query else query.new_empty_strided(shape, strides)
+    if wants_huge_pages:
+        request_huge_pages(out)
+    modifiers = None if attn_mask is None else Modifiers(attn_mask)
+    tensors = query, key, value, out, None, None, None, modifiers, None, None, None
+    launch(new_tuple(Tensors, tensors))
+    return out
 
 
 def _route(call: _Call, translated: _Translated) -> Route:
-    q, k, v, bias, scale, _ = translated
-    options: dict[str, Any] = {
-        "mask": _TOP_LEFT_CAUSAL if call.is_causal else 0,
-        "softmax_scale": scale,
-        "bias": bias,
-        "dropout_p": call.dropout_p,  # of which there is no random state here, which routes nothing
-    }
+    # Of dropout there is no random state here, which routes nothing.
+    options = _options(call, translated)
+    q, k, v = translated[:3]
     try:
         problem = make_problem(under_autocast(Arguments.of(q, k, v, options)))
         target = target_of(q.device)
@@ -384,4 +522,4 @@ def _route(call: _Call, translated: _Translated) -> Route:
 
 
 def _wants_gradients(tensors: tuple[Tensor | None, ...]) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    return _is_grad_enabled() and requires_any_grad(*tensors)

@@ -472,6 +472,7 @@ def _forward_launch(
 ) -> Launch:
     """Runs the kernel; returns when ``out`` and ``lse`` are written.
 
+    Where keys lie in no pages it reads nothing of q, k, v and ``out`` but their addresses.
     ``usual`` are the packed key options of calls that ask for none.
     """
 

@@ -139,8 +139,10 @@ def as_window(window_size: object) -> tuple[int, int, int]:
     """``(left, right, sink_size)`` of a ``window_size`` with two entries, or AITER's with three.
 
     It may be a sequence, or a tensor or an array of one dimension. Negative sides are open, and
-    become -1; ``sink_size`` is 0 where it is not given.
+    become -1; ``sink_size`` is 0 where it is not given. None, as vLLM has it, is open.
     """
+    if window_size is None:
+        return -1, -1, 0
     entries = window_size if isinstance(window_size, (tuple, list)) else _listed(window_size)
     if not isinstance(entries, (tuple, list)) or len(entries) not in (2, 3):
         raise TypeError(

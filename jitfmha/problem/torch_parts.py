@@ -83,9 +83,12 @@ def has_forward_mode() -> bool:
     return bool(getattr(forward_ad, "_current_level", 0) >= 0)
 
 
+number_of_function_modes: Callable[[], int] = _part("_C._len_torch_function_stack", lambda: 1)
 function_modes: Callable[[], list[Any]] = _part(
     "overrides._get_current_function_mode_stack", lambda: [None]
 )
+# Public, and in every torch; the path to it takes as long as the call.
+is_flash_enabled: Callable[[], bool] = torch.backends.cuda.flash_sdp_enabled
 try:
     from torch.utils._device import DeviceContext
 except ImportError:
@@ -94,7 +97,9 @@ except ImportError:
 
 def is_function_mode_asked() -> bool:
     """Whether a TorchFunctionMode may look at calls; that of a default device passes attention."""
-    return any(not isinstance(mode, DeviceContext) for mode in function_modes())
+    return number_of_function_modes() != 0 and any(
+        not isinstance(mode, DeviceContext) for mode in function_modes()
+    )
 
 
 # ---- The derivatives of operators ----------------------------------------------------------------

@@ -39,6 +39,18 @@ def random_rows(rng: torch.Generator, dtype: torch.dtype, *sizes: int) -> Tensor
     return torch.randn(sizes, generator=rng).to(dtype)
 
 
+def drawn_descales(
+    rng: torch.Generator, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Of the tensors that have 8 bits."""
+    dtypes = zip("qkv", (dtype, kv_dtype, kv_dtype), strict=True)
+    return {
+        f"{name}_descale": torch.rand(1, generator=rng) + 0.5
+        for name, each in dtypes
+        if each.itemsize == 1
+    }
+
+
 def is_latent(arch: str, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> bool:
     with emulate(arch):
         return "latent" in explain(q, k, v, **options).plan.kernel
@@ -51,6 +63,7 @@ def test_drawn_calls(rng, number):
     arch, kind = ARCHS[number % 2], ("gm0", "gm1", "pages")[number // 2 % 3]
     dtypes = *DTYPES.values(), FP8_DTYPES[arch]
     dtype, heads = drawn.choice(dtypes), drawn.choice(HEADS)
+    kv_dtype = drawn.choice((dtype, FP8_DTYPES[arch]))
     hdim, hdim_v = drawn.choice(HDIMS)
     seqlens_q = [drawn.randint(1, 4)] * 3
     seqlens_k = [drawn.choice(SEQLENS_K) for _ in seqlens_q]
@@ -58,8 +71,7 @@ def test_drawn_calls(rng, number):
         "softmax_scale": SCALE,
         "mask": drawn.choice((0, 2, "b:3,0", "b:40,1")),
     }
-    if dtype.itemsize == 1:
-        options |= {f"{x}_descale": torch.rand(1, generator=rng) + 0.5 for x in "qkv"}
+    options |= drawn_descales(rng, dtype, kv_dtype)
     more: dict[str, Any] = {
         "num_splits": drawn.randint(0, 4),
         "random_order": drawn.choice((None, number)),
@@ -68,7 +80,7 @@ def test_drawn_calls(rng, number):
         more["bf16_cvt"] = drawn.choice(("rtne", "rtna", "rtz"))
     reference = attention
     if kind == "gm0":
-        rows = random_rows(rng, dtype, len(seqlens_q), seqlens_k[0] + 5, 1, hdim)
+        rows = random_rows(rng, kv_dtype, len(seqlens_q), seqlens_k[0] + 5, 1, hdim)
         rows[:, seqlens_k[0] :] = torch.nan
         q = random_rows(rng, dtype, len(seqlens_q), seqlens_q[0], heads, hdim)
         latent = keys = rows[:, : seqlens_k[0]]
@@ -82,13 +94,13 @@ def test_drawn_calls(rng, number):
         if kind == "pages":
             page_size = drawn.choice((1, 6, 16, 64))
             most = -(-max(*seqlens_k, 1) // page_size)
-            latent = random_rows(rng, dtype, most + 3, page_size, 1, hdim)
+            latent = random_rows(rng, kv_dtype, most + 3, page_size, 1, hdim)
             shape = len(seqlens_k), most + 1
             table = torch.randint(most + 3, shape, generator=rng, dtype=torch.int32)
             more["block_table"] = table
             keys = unpaged(latent, table, seqlens_k)
         else:
-            latent = keys = random_rows(rng, dtype, total_k, 1, hdim)
+            latent = keys = random_rows(rng, kv_dtype, total_k, 1, hdim)
     values = latent[..., :hdim_v]
     if latent.numel():
         asked = {name: x for name, x in more.items() if name != "random_order"}
@@ -115,20 +127,20 @@ def numbered_pages(latent: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("heads", [16, 32, 64, 128])
 @pytest.mark.sample(
-    ("arch", "is_fp8", "queries", "page_size"),
-    [(*x, y, z) for x in product(ARCHS, (False, True)) for y in (1, 2, 4) for z in (1, 64)],
+    ("arch", "bits", "queries", "page_size"),
+    list(product(ARCHS, ("16 and 16", "16 and 8", "8 and 8"), (1, 2, 4), (1, 64))),
     1,
 )
-def test_decode_in_pages(rng, arch, is_fp8, queries, page_size, heads):
+def test_decode_in_pages(rng, arch, bits, queries, page_size, heads):
     """What is served: the last queries of each sequence, which see the keys up to their own."""
-    dtype = FP8_DTYPES[arch] if is_fp8 else torch.bfloat16
+    of_bits = {"16": torch.bfloat16, "8": FP8_DTYPES[arch]}
+    dtype, kv_dtype = (of_bits[each] for each in bits.split(" and "))
     lengths = 150, 3, 65
-    latent = random_rows(rng, dtype, len(lengths), max(lengths), 1, 576)
+    latent = random_rows(rng, kv_dtype, len(lengths), max(lengths), 1, 576)
     q = random_rows(rng, dtype, len(lengths) * queries, heads, 576)
     pages, table = numbered_pages(latent, page_size)
     options: dict[str, Any] = {"softmax_scale": SCALE, "mask": 2}
-    if is_fp8:
-        options |= {f"{x}_descale": torch.rand(1, generator=rng) + 0.5 for x in "qkv"}
+    options |= drawn_descales(rng, dtype, kv_dtype)
     sums_q, sums_k = (
         torch.tensor([0, *accumulate(x)], dtype=torch.int32)
         for x in ([queries] * len(lengths), lengths)
@@ -245,7 +257,7 @@ def test_hidden_values_and_later_maxima(rng, arch, heads):
     [
         (arch, dtype, row_blocks, access, is_masked)
         for arch in ARCHS
-        for dtype in ("bf16", "fp16", "fp8")
+        for dtype in ("bf16", "fp16", "fp8", "bf16 beside fp8", "fp16 beside fp8")
         for row_blocks in (1, 2, 4)
         for access in get_args(Access)
         if access != "packed_pages"  # those have another kernel
@@ -256,11 +268,11 @@ def test_hidden_values_and_later_maxima(rng, arch, heads):
 )
 def test_nothing_is_spilled(arch, dtype, row_blocks, access, is_masked):
     fp8 = "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"
-    name = fp8 if dtype == "fp8" else dtype
+    name, _, others = dtype.replace("fp8", fp8).partition(" beside ")
     traits = ForwardTraits(
         *(arch, name, 576, 512, "gm1", "rtne", is_masked, access, ModifierTraits("compiled")),
-        kv_dtype=name,
-        has_descales=dtype == "fp8",
+        kv_dtype=others or name,
+        has_descales="fp8" in dtype,
         stacks_heads=True,
         row_blocks=row_blocks,
     )
@@ -287,6 +299,9 @@ def test_which_calls_are_meant(rng):
         (latent, latent[..., :512], {"dropout_p": 0.5}),
     ):
         assert not is_latent(arch, q, k, v, **options)
+    for dtype, is_served in ((FP8_DTYPES[arch], True), (torch.int8, False)):
+        of_8_bits = random_rows(rng, dtype, 2, 70, 1, 576)
+        assert is_latent(arch, q, of_8_bits, of_8_bits[..., :512]) == is_served
     for shape in ((2, 1, 1, 576), (2, 65, 16, 576)):  # heads that share nothing, and many queries
         q = random_rows(rng, torch.bfloat16, *shape)
         assert not is_latent(arch, q, latent, latent[..., :512])

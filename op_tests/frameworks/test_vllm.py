@@ -4,12 +4,15 @@ Read from files of github.com/vllm-project/vllm, each at the commit that the tab
 of ``vllm.vllm_flash_attn`` take the same keywords as what it imports as ``flash_attn`` on ROCm.
 """
 
+import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from frameworks.serving import FP8, TARGETS, Serving, on
+from inputs import prefix_sums
 from packed_pages import packed_keys, packed_values
 from refusals import refused
 from torch import Tensor
@@ -219,12 +222,17 @@ def test_triton_prefill_of_latents(rng):
     it.check(result[0], result[1].T.contiguous(), softmax_scale=SCALE)
 
 
-def test_decoding_of_latents(rng):
-    """``_aiter_ops.py``, 0002bde560dd9adcabb28b0da32f47d4c020e799: also with the lse."""
-    latent = {"page_size": 1, "heads": (3, 1), "hdim": 576, "rank": 512}
-    it = Serving(rng, **latent)
-    count, splits = jitfmha.aiter.mla.get_meta_param(None, 3, it.indices.numel(), 3, 1, it.q.dtype)
-    _, lse = jitfmha.aiter.mla.mla_decode_fwd(
+# ---- _aiter_ops.py, 0002bde560dd9adcabb28b0da32f47d4c020e799: what else it calls of AITER --------
+
+LATENTS: dict[str, Any] = {"page_size": 1, "heads": (3, 1), "hdim": 576, "rank": 512}
+
+
+def latents_of_ops(it: Serving, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """What ``_rocm_aiter_mla_decode_fwd_impl`` and its sibling with the lse have in common."""
+    with install_as("aiter"):
+        from aiter.mla import mla_decode_fwd
+    assert {"q_scale", "kv_scale"} <= inspect.signature(mla_decode_fwd).parameters.keys()
+    _, lse = mla_decode_fwd(
         it.q,
         it.k.view(-1, 1, 1, 576),
         it.out,
@@ -232,16 +240,114 @@ def test_decoding_of_latents(rng):
         it.indptr,
         it.indices,
         it.last_page_lens,
-        1,
+        max(it.lengths_q),
         sm_scale=SCALE,
         logit_cap=0.0,
-        return_lse=True,
-        q_scale=None,
-        kv_scale=None,
-        num_kv_splits=count,
-        num_kv_splits_indptr=splits,
+        q_scale=None if it.k.dtype == it.q.dtype else it.one,
+        kv_scale=None if it.k.dtype == it.q.dtype else it.k_scale.view(1),
+        **options,
     )
-    it.check(it.out, lse.T.contiguous(), softmax_scale=SCALE)
+    return it.out, lse
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_decoding_of_latents(rng, causal):
+    """Also of several tokens; what says how work is shared out has no effect."""
+    it = Serving(rng, **LATENTS, lengths_q=(1, 2, 4), lengths_k=(1, 37, 70))
+    names = "work_meta_data", "work_indptr", "work_info_set"
+    work = dict.fromkeys((*names, "reduce_indptr", "reduce_final_map", "reduce_partial_map"))
+    work |= dict.fromkeys(work, torch.empty(0, dtype=torch.int32))
+    out, lse = latents_of_ops(it, causal=causal, **work)
+    assert lse is None
+    it.check(out, softmax_scale=SCALE, mask=2 if causal else 0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_decoding_of_fp8_latents(rng, target):
+    """An fp8 cache beside queries of 16 bits, which keep them."""
+    it = Serving(rng, **LATENTS, kv_dtype=FP8)
+    it.v_scale = it.k_scale
+    with on(target):
+        out, _ = latents_of_ops(it, causal=True)
+    it.check(out, softmax_scale=SCALE)
+
+
+@pytest.mark.parametrize("number", [None, 1])
+def test_decoding_of_latents_with_the_lse(rng, number):
+    """With splits as AITER counts them, and with one, as vLLM asks for it on gfx950."""
+    it = Serving(rng, **LATENTS)
+    with install_as("aiter"):
+        from aiter.mla import get_meta_param
+    count, splits = get_meta_param(None, 3, it.indices.numel(), 3, 1, it.q.dtype)
+    if number:
+        count, splits = number, torch.arange(4, dtype=torch.int32)
+    out, lse = latents_of_ops(it, return_lse=True, num_kv_splits=count, num_kv_splits_indptr=splits)
+    assert lse is not None
+    it.check(out, lse.T.contiguous(), softmax_scale=SCALE)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_sequences_of_ops(rng, sinks):
+    """``flash_attn_varlen_func``, with None where vLLM has nothing to say."""
+    with install_as("aiter"):
+        from aiter import flash_attn_varlen_func as of_aiter
+    it = Serving(rng, **CHUNKS)
+    sink = torch.randn(4, generator=rng) if sinks else None
+    out, lse = of_aiter(
+        q=it.q,
+        k=it.rows_k,
+        v=it.rows_v,
+        cu_seqlens_q=it.cu_q,
+        cu_seqlens_k=it.cu_k,
+        max_seqlen_q=20,
+        max_seqlen_k=70,
+        min_seqlen_q=None,
+        dropout_p=0.0,
+        softmax_scale=SCALE,
+        causal=True,
+        window_size=None,
+        alibi_slopes=None,
+        return_lse=True,
+        out=it.out,
+        sink_ptr=sink,
+    )
+    assert out.data_ptr() == it.out.data_ptr()
+    it.check(out, lse, softmax_scale=SCALE, **({"sink": sink} if sinks else {}))
+
+
+def test_images_in_fp8(rng):
+    """``flash_attn_varlen_fp8_pertensor_func`` of ``_rocm_aiter_fp8_attn_impl``."""
+    with install_as("aiter"):
+        from aiter import flash_attn_varlen_fp8_pertensor_func
+    q, k, v = (torch.randn(2, 33, 3, 64, generator=rng).to(FP8) for _ in range(3))
+    scales = {f"{x}_descale": torch.rand(1, generator=rng) + 0.5 for x in "qkv"}
+    lengths = prefix_sums((33, 33))
+    out = flash_attn_varlen_fp8_pertensor_func(
+        *(x.flatten(0, 1) for x in (q, k, v)),
+        **scales,
+        cu_seqlens_q=lengths,
+        cu_seqlens_k=lengths,
+        max_seqlen_q=33,
+        max_seqlen_k=33,
+        causal=False,
+        softmax_scale=SCALE,
+    )
+    assert torch.equal(
+        out.view(2, 33, 3, 64), jitfmha.fmha_fwd(q, k, v, softmax_scale=SCALE, **scales)
+    )
+
+
+def test_names_that_ops_takes_from_elsewhere():
+    """Where vLLM looks for products and norms, it is told what stands in AITER's place."""
+    with install_as("aiter"):
+        import aiter as by_name
+
+        for name in ("rms_norm", "hipb_mm", "gemm_a8w8_blockscale", "topk_softmax"):
+            with refused(AttributeError, name, "attention functions"):
+                getattr(by_name, name)
+        for module in ("fused_moe", "ops.mhc", "ops.shuffle", "ops.triton.fused_kv_cache"):
+            with refused(ModuleNotFoundError, f"aiter.{module}", "docs/drop_ins.md"):
+                importlib.import_module(f"aiter.{module}")
 
 
 def test_sequences_without_pages(rng):

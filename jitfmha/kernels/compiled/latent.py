@@ -23,7 +23,7 @@ _BLOCK_ROWS = 16
 _MOST_BLOCKS = 4
 _COLUMNS = 256  # a multiple of which a workgroup makes
 _SERVED_COLUMNS = (_COLUMNS, 2 * _COLUMNS)  # more than the one, up to the other
-_DTYPES = ("bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn")
+_OF_16_BITS, _OF_8_BITS = ("bf16", "fp16"), ("fp8_e4m3fnuz", "fp8_e4m3fn")
 _LANES = 64
 # What a workgroup takes for a tile of keys that it need not wait for, by its blocks of rows: by the
 # cost model at the peak clock, of any data type.
@@ -46,8 +46,7 @@ def row_blocks_of(problem: Problem, are_heads_stacked: bool) -> int | None:
         are_heads_stacked
         and _are_values_of_keys(problem)
         and least < problem.hdim_v <= most
-        and problem.dtype == problem.kv_dtype
-        and problem.dtype in _DTYPES
+        and _has_served_dtypes(problem)
         and DTYPE_BYTES[problem.out_dtype] == 2
         and problem.modifiers == AskedModifiers()
         and problem.dropout_p == 0
@@ -63,10 +62,17 @@ def row_blocks_of(problem: Problem, are_heads_stacked: bool) -> int | None:
     return blocks
 
 
-def latent_tile(tile: Tile, dtype: str, row_blocks: int) -> Tile:
+def _has_served_dtypes(problem: Problem) -> bool:
+    """Keys are of the queries' dtype, or of 8 bits beside queries of 16."""
+    if problem.dtype in _OF_16_BITS:
+        return problem.kv_dtype in (problem.dtype, *_OF_8_BITS)
+    return problem.dtype in _OF_8_BITS and problem.kv_dtype == problem.dtype
+
+
+def latent_tile(tile: Tile, kv_dtype: str, row_blocks: int) -> Tile:
     """The tile of such calls, made of that of others with their head dimensions."""
     exchange = row_blocks * (5 * _LANES * 16 + 3 * _BLOCK_ROWS * 4)
-    columns = tile.other_rows * _SERVED_COLUMNS[1] * DTYPE_BYTES[dtype]
+    columns = tile.other_rows * _SERVED_COLUMNS[1] * DTYPE_BYTES[kv_dtype]
     return tile._replace(slices=1, tile_q=row_blocks * _BLOCK_ROWS, lds_bytes=columns + exchange)
 
 
@@ -94,7 +100,7 @@ class LatentSplits(SplitChoice):
         """Prepare for a kernel with this ``tile``."""
         super().__init__(problem, target, row, 1, made_columns(problem.hdim_v))
         tile_seconds = _TILE_SECONDS[target.arch][tile.tile_q // _BLOCK_ROWS]
-        tile_bytes = tile.other_rows * problem.hdim_q * DTYPE_BYTES[problem.dtype]
+        tile_bytes = tile.other_rows * problem.hdim_q * DTYPE_BYTES[problem.kv_dtype]
         streams = _SPARE * Machine.of(target).bytes_per_second * tile_seconds / tile_bytes
         # More of them would leave more to be combined, and gain nothing.
         self._most_streams = ceil(streams / max(self._split.sequences, 1))

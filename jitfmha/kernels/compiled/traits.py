@@ -36,7 +36,7 @@ Access = Literal["near", "far", "paged", "packed_pages", "wide_pages"]
 _HEADERS_OF_TURNS = ("elements.h", "first_page.h")
 _HEADERS = (*_HEADERS_OF_TURNS, "dropout.h", "forward_tasks.h", "row_tiles.h", "scores.h")
 _VALUES_OF_TURNS = (
-    *("shared_structs", "kernel", "combine_kernel", "out_element"),
+    *("shared_structs", "kernel", "combine_kernel", "key_element", "out_element"),
     *("hdim_q", "hdim_v", "rounding", "own_rows", "other_rows"),
 )
 _HELD_ROW_BYTES = 1152  # up to which registers have room for queries, and LDS for keys
@@ -252,7 +252,7 @@ class ForwardTraits(SharedTraits):
     def tile(self) -> Tile:
         tile = forward_tile(self.arch, self.dtype, self.hdim_q, self.hdim_v)
         if self.row_blocks:
-            return latent_tile(tile, self.dtype, self.row_blocks)
+            return latent_tile(tile, self.kv_dtype, self.row_blocks)
         if self.takes_turns:
             return turns_tile(tile, self.arch, self.dtype, self.hdim_q, self.hdim_v)
         if self.decode_blocks:
@@ -476,6 +476,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         "combine_kernel": traits.combine_name,
         "stacks_heads": cpp_bool(traits.stacks_heads),
         "query_element": of_queries.element,
+        "key_element": of_keys.element,
         "out_element": of_output.element,
         "dtype": _product_of_values(of_queries.products, traits),
         "descales": cpp_bool(traits.has_descales),
@@ -487,7 +488,6 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         values = {name: values[name] for name in _VALUES_OF_TURNS} | {
             "has_8_bits": int(traits.dtype in EIGHT_BIT_NAMES),
             "widens_keys": int(traits.kv_dtype != traits.dtype),
-            "key_element": of_keys.element,
             "mask": 2 if traits.is_masked else 0,
             "is_scattered": int(traits.access == "paged"),
             "is_packed": int(traits.access == "packed_pages"),
@@ -495,7 +495,6 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
     elif traits.decode_blocks:
         headers = *_HEADERS, "sixteen_rows.h"
         values |= {
-            "key_element": of_keys.element,
             "score_dtype": of_queries.scores,
             "byte_values": cpp_bool(traits.has_byte_values),
         }
@@ -508,7 +507,6 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
             "waves_with_light_one": waves_in_cpp(traits.arch, "forward", "light one"),
             "waves_with_features": waves_in_cpp(traits.arch, "forward", "any"),
             "chip_lds_bytes": architecture(traits.arch).lds_bytes,
-            "key_element": of_keys.element,
             "score_dtype": of_queries.scores,
             "int8_probabilities": cpp_bool(traits.has_int8_probabilities),
             "column_major_v": cpp_bool(traits.has_column_major_v),
