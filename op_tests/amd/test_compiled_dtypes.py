@@ -52,7 +52,8 @@ def test_outputs_that_are_not_bf16(rng, arch, dtype, seqlen_q):
     q, k, v = (
         (torch.randn(1, n, 2, 128, generator=rng) * 20).to(of_inputs) for n in (seqlen_q, 90, 90)
     )
-    options = {"num_splits": 2, "softmax_scale": 0.001}
+    # Ready kernels of fp8, which write bf16, would serve a call that leaves the splits open.
+    options = {"softmax_scale": 0.001} | ({"num_splits": 2} if dtype == "int8" else {})
     outs = [
         run(arch, q, k, v, out=torch.full(q.shape, 7.0, dtype=of_out), **options)[0]
         for of_out in (torch.float32, torch.float16, torch.bfloat16)

@@ -109,6 +109,8 @@ REFUSED: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"mask": parse_mask(0, (5, 5))}, MI300, ["window (left 5, right 5, bottom-right)"]),
     ({"mask": parse_mask(1, (5, -1))}, MI300, ["window (left 5, right 0, top-left)"]),
     ({"mask": parse_mask("g:3,4")}, MI300, ["window (left 2, right 3, top-left)"]),
+    ({"dtype": "fp8_e4m3fnuz", "out_dtype": "fp16"}, MI300, ["that is not bf16"]),
+    ({"mode": "gm1", "mask": parse_mask(1)}, MI300, ["no mask causal (top-left)"]),
     ({"seqlen_q": GIB}, MI300, ["1073741823 rows", "q has 1073741824"]),
     ({"seqlen_k": GIB}, MI300, ["k has 1073741824"]),
     ({"q": strides(head=2 * GIB)}, MI300, ["q has 4294967296 bytes", "head"]),
