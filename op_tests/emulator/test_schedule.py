@@ -142,7 +142,7 @@ IN_TURN(racy, 1)
 
 
 def test_workgroups_overtake_each_other_where_they_do_not_wait(emulator, arch, seed):
-    count, cells = 16, 16
+    count, cells = 32, 8  # more than 16, which is how many may be held back
     code_object = compile_hip(f"#define CELLS {cells}\n{_SCOPE}{_OVERTAKING}", arch)
 
     def run(kernel: str) -> np.ndarray:
@@ -158,7 +158,7 @@ def test_workgroups_overtake_each_other_where_they_do_not_wait(emulator, arch, s
         emulator.set_options(random_order=True, seed=order)
         np.testing.assert_array_equal(run("clean"), expected)
         racy = run("racy")
-        # One pair of neighbours in five gets away with it: all 15 with one order of 10**10.
+        # Half of the pairs of neighbours get away with it: all 31 with one order of 10**9.
         assert (racy != expected).any()
         # The number of workers does not matter.
         emulator.set_options(random_order=True, seed=order, threads=2)
