@@ -544,7 +544,10 @@ def _add_hip(commands: Any) -> None:
 
 
 def _add_emulation(flag: Any) -> None:
-    order = "waves run in random order, which shakes out races (default: in a fixed order)"
+    order = (
+        "waves and workgroups run in random order, on one thread, which shakes out races "
+        "(default: in a fixed order)"
+    )
     flag("--random-order", type=_from(0, 64), metavar="SEED", help=order)
     budget = "stop a wave that has executed N instructions (default: only Ctrl-C stops it)"
     flag("--instruction-budget", type=_from(1, 64), metavar="N", help=budget)

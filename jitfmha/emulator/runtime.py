@@ -209,14 +209,15 @@ class Emulator(Decoder):
         """Set how later launches of this thread run.
 
         Args:
-            threads: workers; 0: as many as the CPU has.
+            threads: workers; 0: as many as the CPU has. In random order there is one.
             time_slice: instructions before the next wave of a workgroup gets its turn; at most
                 65536, so that a launch can be stopped. Waves drift apart by that much: of the
                 published kernels that hand LDS over without a barrier, some are right up to 7 only.
             instruction_budget: of each wave, after which it is stopped with an error; 0: none.
             random_order: waves take turns in random order, and `time_slice` is replaced by
-                lengths from 1 to 4096, short ones as often as long ones. Loads into LDS land after
-                0 to 4095 instructions in place of 150.
+                lengths from 1 to 4096, short ones as often as long ones. Workgroups take turns of 1
+                to 65536 instructions. Loads into LDS land after 0 to 4095 instructions in place of
+                150.
             register_fill: the content of registers and LDS that nobody wrote.
             seed: of `random_order`.
             print_findings: the sanitizer tells each finding on standard error, once in a process.

@@ -238,10 +238,10 @@ def emulate(
         arch: gfx942 (MI300X), gfx942-mi308 (MI308X) or gfx950 (MI355X).
         check: with the sanitizer; JITFMHA_EMULATE_CHECK=1 in the environment does the same.
         profile: with the cost model.
-        random_order: a seed: waves run in random order, which shakes out races. None: always in
-            the same order.
+        random_order: a seed: waves and workgroups run in random order, which shakes out races, on
+            one thread, so that the seed decides all of it. None: always in the same order.
         threads: workers. None: as many as the CPU has. Float atomics of several workgroups on one
-            address give the same bits again with one only.
+            address give the same bits again with one only. In random order there is one.
         sample: with the cost model: only so many workgroups of a launch run, and outputs stay
             incomplete. For launches that would take too long.
         instruction_budget: a wave that has executed so many instructions is stopped with an error,

@@ -151,7 +151,8 @@ BATCHES = [(mask, 1, (4, 2), [(150, 700)]) for mask in (0, 1, 2, "b:40,0", "t:10
 GROUPS = [(mask, None, (4, 2), [(0, 5), (90, 400), (40, 0), (70, 300)]) for mask in (0, 2)]
 SINGLE_TILES = [(0, 2, (2, 2), [(20, 1500)])]
 MANY_HEADS = [(2, 3, (3, 3), [(70, 300)])]
-# So many tiles, and workgroups for each, that some would overtake others if they did not wait.
+# So many tiles, and workgroups for each, that some would overtake others if they did not wait. Sums
+# in another order differ in float32's last bit, which float16 hides less often than bfloat16 does.
 MANY_TILES = [(0, 1, (4, 1), [(300, 1500)]), (2, 1, (2, 1), [(700, 1500)])]
 
 
@@ -166,18 +167,17 @@ MANY_TILES = [(0, 1, (4, 1), [(300, 1500)]), (2, 1, (2, 1), [(700, 1500)])]
 def test_deterministic_bits_do_not_depend_on_the_order(
     arch, is_small, mask, batch, heads, lengths, hdims, rng
 ):
-    """One workgroup after the other, then several at once, whose waves run in random order."""
+    """One workgroup after the other, then in random order."""
+    dtype = torch.float16 if (mask, batch, heads, lengths) in MANY_TILES else torch.bfloat16
     options = {"deterministic": True}
-    call = BackwardCall(
-        rng, hdims=hdims, heads=heads, lengths=lengths, batch=batch, mask=mask, options=options
-    )
+    call = BackwardCall(rng, dtype, hdims, heads, lengths, batch, mask, options=options)
     call.poison_unused_rows()
     with emulated(arch, is_small, threads=1):
         assert ("wide" in planned(call)) == is_small
         expected = {name: x.clone() for name, x in call.run().items()}
     call.assert_right(TOLERANCE["rtz"])
     for seed in range(2):
-        with emulated(arch, is_small, threads=4, random_order=rng.initial_seed() + seed):
+        with emulated(arch, is_small, random_order=rng.initial_seed() + seed):
             for x in call.gradients.values():
                 x.fill_(POISON)
             for name, x in call.run().items():

@@ -33,10 +33,11 @@ constexpr u32 kSliceOfLoneWave = 64;
 // Between turns a launch can be stopped.
 constexpr u64 kLongestSlice = 1 << 16;
 
-// In random order a workgroup is held back at one in so many looks, for up to so many microseconds:
-// as long as others take for some thousands of instructions, in which they would overtake it where
-// they do not wait for it.
-constexpr u32 kLooksOfHold = 16, kLongestHold = 4096;
+// Waves' slices and workgroups' turns in random order are up to 2^12 and 2^16 instructions long.
+constexpr u32 kMagnitudesOfSlice = 13, kMagnitudesOfTurn = 17;
+
+// In random order so many workgroups may stand in the middle of their work; each takes memory.
+constexpr u32 kMostHeld = 16;
 
 // The generator of the `random_order` option: splitmix64.
 class Random {
@@ -49,11 +50,10 @@ class Random {
     return z ^ z >> 31;
   }
   u32 below(u32 bound) { return static_cast<u32>(next() % bound); }
-  // A slice of any order of magnitude: now and then one wave runs far ahead of the others, which is
-  // what shows that they do not wait for each other.
-  u32 slice() {
-    constexpr u32 kMagnitudes = 13;  // up to 4096 instructions
-    const u32 magnitude = 1u << below(kMagnitudes);
+  // Any of so many orders of magnitude, beginning with 1: now and then one wave or one workgroup
+  // runs far ahead of the others, which is what shows that they do not wait for each other.
+  u32 length(u32 magnitudes) {
+    const u32 magnitude = 1u << below(magnitudes);
     return magnitude / 2 + 1 + below((magnitude + 1) / 2);
   }
 
@@ -339,10 +339,13 @@ struct Resident {
   std::unique_ptr<Workgroup> workgroup;
   std::vector<u32> order;  // of the waves
   Random random{0};
+  bool is_held = false;  // put aside although it does not wait
 };
 
 // One thread's share of a launch. It runs one workgroup after the other in the same memory; one
-// that seems to wait for others is put aside, and goes on after them.
+// that seems to wait for others is put aside, and goes on after them. So is in random order one
+// whose turn has ended: it goes on when each of the others has had a turn, until it waited, ended
+// or was held back in its turn. Where they do not wait for it, they overtake it.
 class Worker {
  public:
   // `is_launching`: on the thread that launches, which asks whether to go on. `selected`: the
@@ -353,7 +356,8 @@ class Worker {
         progress_(progress),
         selected_(selected),
         room_(room),
-        is_launching_(is_launching) {
+        is_launching_(is_launching),
+        turns_(dispatch.options.seed) {
     const u32 threads =
         dispatch.workgroup_size[0] * dispatch.workgroup_size[1] * dispatch.workgroup_size[2];
     wave_count_ = (threads + kLanes - 1) / kLanes;
@@ -402,13 +406,14 @@ class Worker {
   // null where all have ended.
   std::unique_ptr<Resident> next() {
     u64 place;
-    if (has_room() && progress_.take(place)) {
+    if (held_ < kMostHeld && has_room() && progress_.take(place)) {
       begin(*unused_, place);
       return std::move(unused_);
     }
     if (waiting_.empty()) return nullptr;
     std::unique_ptr<Resident> resident = std::move(waiting_.front());
     waiting_.pop_front();
+    held_ -= resident->is_held;
     return resident;
   }
 
@@ -425,7 +430,8 @@ class Worker {
     workgroup.memory_latency = kLdsLoadLatency;
     std::fill_n(reinterpret_cast<u32*>(lds), lds_bytes_ / 4, dispatch_.options.register_fill);
     resident.place = place;
-    resident.random = Random(dispatch_.options.seed ^ number);
+    // Of a hash of the seed: workgroups under the next seed are not the same ones in another order.
+    resident.random = Random(Random(dispatch_.options.seed).next() ^ number);
     hooks::workgroup_begin(workgroup);
     for (u32 i = 0; i < wave_count_; ++i) {
       resident.order[i] = i;
@@ -443,7 +449,9 @@ class Worker {
     std::vector<u32>& order = resident.order;
     const Options& options = dispatch_.options;
     const u64 last_poll = workgroup.polls + kPollsOfTurn;
-    while (workgroup.polls < last_poll) {
+    const u64 length = options.random_order ? turns_.length(kMagnitudesOfTurn) : ~u64{0};
+    u64 executed_of_turn = 0;
+    while (workgroup.polls < last_poll && executed_of_turn < length) {
       if (options.random_order)
         for (u32 i = wave_count_; i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
       u64 longest = 0, executed = 0;
@@ -451,11 +459,11 @@ class Worker {
         Wave& wave = resident.waves[index];
         if (wave.state != WaveState::running) continue;
         const u64 executed_before = wave.executed;
-        if (options.random_order) workgroup.memory_latency = random.slice() - 1;
+        if (options.random_order) workgroup.memory_latency = random.length(kMagnitudesOfSlice) - 1;
         workgroup.land_due_lds_loads();
         workgroup.land_due_atomics();
         try {
-          u64 slice = options.random_order ? random.slice()
+          u64 slice = options.random_order ? random.length(kMagnitudesOfSlice)
                       : wave_count_ == 1   ? std::max(options.time_slice, kSliceOfLoneWave)
                                            : options.time_slice;
           slice = std::min(slice, kLongestSlice);
@@ -474,27 +482,27 @@ class Worker {
         longest = std::max(longest, wave.executed - executed_before);
         executed += wave.executed - executed_before;
       }
-      if (must_stop(resident.place, executed, random)) return false;
+      executed_of_turn += executed;
+      if (must_stop(resident.place, executed)) return false;
       workgroup.now += longest;  // waves run side by side
       if (!release_barrier(resident)) {
         workgroup.land_all_atomics();
         return false;
       }
     }
+    resident.is_held = workgroup.polls < last_poll;
+    held_ += resident.is_held;
     return true;
   }
 
   // Looks now and then whether the workgroup ends early; that takes longer than an instruction.
-  bool must_stop(u64 place, u64 executed, Random& random) {
+  bool must_stop(u64 place, u64 executed) {
     constexpr u64 kBetweenLooks = 4096;  // instructions: of a millisecond's order
     since_look_ += executed;
     if (since_look_ < kBetweenLooks) return false;
     if (progress_.has_failure()) since_failure_ += since_look_;
     since_look_ = 0;
     if (is_launching_) progress_.ask();
-    const Options& options = dispatch_.options;
-    if (options.random_order && options.threads != 1 && random.below(kLooksOfHold) == 0)
-      std::this_thread::sleep_for(std::chrono::microseconds(random.below(kLongestHold)));
     return progress_.is_stopped() || progress_.is_abandoned(place, since_failure_);
   }
 
@@ -519,6 +527,8 @@ class Worker {
   const std::vector<u64>& selected_;
   const u64 room_;
   const bool is_launching_;
+  Random turns_;
+  u32 held_ = 0;
   u64 since_look_ = 0, since_failure_ = 0;  // instructions
   u32 wave_count_, lds_bytes_, scratch_bytes_;
   std::deque<std::unique_ptr<Resident>> waiting_;
@@ -561,8 +571,10 @@ LaunchFailure run_dispatch(Dispatch& dispatch) {
   const std::vector<u64> selected = hooks::selected_workgroups(dispatch);
   const u64 total = u64{dispatch.workgroups[0]} * dispatch.workgroups[1] * dispatch.workgroups[2];
   const u64 count = selected.empty() ? total : selected.size();
-  const u32 wanted = dispatch.options.threads ? dispatch.options.threads
-                                              : std::max(1u, std::thread::hardware_concurrency());
+  // In random order the seed alone decides, also which workgroup is overtaken where.
+  const u32 wanted = dispatch.options.random_order ? 1
+                     : dispatch.options.threads ? dispatch.options.threads
+                                                : std::max(1u, std::thread::hardware_concurrency());
   const u64 workers = std::max<u64>(std::min<u64>(wanted, count), 1);
   const u64 resident =
       u64{dispatch.device->compute_units} * std::max(1u, occupancy_of(dispatch).workgroups);
