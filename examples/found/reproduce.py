@@ -126,6 +126,19 @@ FOUND = {
         "346fa7479ec25e9a39f6b7f9d1ede30c9d780220e2de3b4b00344e1e966759fe",
         "wait-count",
     ),
+    "aiter_latent_decode_waits": Found(
+        _AITER,
+        "hsa/gfx950/mla/mla_a8w8_qh16_qseqlen4_gqaratio16.co",
+        "2e01b30247c04ced25d285430f771ac0cbdff021b5af219208ed2dc52b26f32b",
+        "wait-count",
+    ),
+    "aiter_latent_decode_race": Found(
+        _AITER,
+        "hsa/gfx950/mla/mla_a8w8_qh16_qseqlen2_gqaratio16.co",
+        "460a7773ae8a5f396d4ef1d812c2372db948fda5af6eda8f8e3514fa72bb688f",
+        "lds-race",
+        "wrote by `buffer_load_dword",
+    ),
     "aiter_unified_attention": Found(
         _AITER,
         "aiter/ops/triton/_triton_kernels/attention/unified_attention.py",
