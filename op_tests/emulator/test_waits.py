@@ -233,6 +233,38 @@ def test_a_flag_that_is_reset_is_waited_for_after_the_own_reset(profiler, arch, 
     assert rest > 3 * rates["global_latency"] + rates["scalar_latency"]
 
 
+def test_a_lock_is_waited_for_until_its_last_owner_has_left(profiler, arch, seed):
+    """Whoever takes it first, the others work one after the other."""
+    work, count = random.Random(seed).randrange(1000, 2000), 4
+    text = kernel_text(
+        "waits",
+        f"""
+        s_load_dwordx2 s[4:5], s[0:1], 0
+        v_mov_b32 v1, 0
+        v_mov_b32 v6, 1
+        v_mov_b32 v7, 0
+        s_mov_b64 exec, 1
+        s_waitcnt lgkmcnt(0)
+        .Lwait:
+        global_atomic_cmpswap v4, v1, v[6:7], s[4:5] sc0
+        s_waitcnt vmcnt(0)
+        v_readfirstlane_b32 s6, v4
+        s_cmp_lg_u32 s6, 0
+        s_cbranch_scc1 .Lwait
+        {"v_add_f32 v3, v3, v3;" * work}
+        global_store_dword v1, v1, s[4:5] sc1
+        """.replace(";", "\n"),
+        vgprs=16,
+    )
+    rates = rates_of(arch)
+    taken = _same_with_all_workers(profiler, arch, text, count).cycles
+    rest = taken - rates["scalar_latency"] - count * rates["valu"] * work
+    # Each asks for the lock, which is ten instructions at most with what it does besides.
+    most = 10 * rates["issue"] + 2 * rates["branch"]
+    most += rates["l1_line"] + rates["global_line"] + rates["atomic_line"]
+    assert count * rates["global_latency"] < rest <= count * (rates["global_latency"] + most)
+
+
 def test_a_flag_is_waited_for_where_others_share_its_line(profiler, arch):
     """The second flag of a cache line is in L2 when it is polled, as the first one was."""
     look = """

@@ -143,7 +143,8 @@ void find_store(Wave& wave) {
   if (stores == kUnknown) return;
   state.known[state.poll.flag] = stores;
   Iteration& last = has_polled(state.iteration) ? state.iteration : state.before_it;
-  for (Event& event : last.steps.events) event.number = stores;
+  for (Event& event : last.steps.events)
+    if (event.kind == Event::Kind::poll) event.number = stores;
 }
 
 }  // namespace
@@ -288,7 +289,10 @@ void note_accesses(Wave& wave, const Instruction& inst) {
     const u64 store = flags.note_store(flag, workgroup, adds, before);
     recorded.events.push_back({Event::Kind::store, step, flag, store});
   }
-  if (!sees || stores || dwords.size() != 1) return;
+  if (!sees) return;
+  state.poll = {};
+  // One that stores as well, as by which a lock is taken, saw the last store there was.
+  if (stores || dwords.size() != 1) return;
   const auto& [flag, value] = *dwords.begin();
   const u64 seen = flags.stores_to(flag);
   if (!state.polling_loop) {
