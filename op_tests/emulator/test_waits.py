@@ -234,8 +234,11 @@ def test_a_flag_that_is_reset_is_waited_for_after_the_own_reset(profiler, arch, 
 
 
 def test_a_lock_is_waited_for_until_its_last_owner_has_left(profiler, arch, seed):
-    """Whoever takes it first, the others work one after the other."""
-    work, count = random.Random(seed).randrange(1000, 2000), 4
+    """Whoever takes it first, the others work one after the other.
+
+    An owner sleeps for longer than its turn, so that others ask in vain here with one worker, too.
+    """
+    work, count = random.Random(seed).randrange(5000, 6000), 4
     text = kernel_text(
         "waits",
         f"""
@@ -251,14 +254,14 @@ def test_a_lock_is_waited_for_until_its_last_owner_has_left(profiler, arch, seed
         v_readfirstlane_b32 s6, v4
         s_cmp_lg_u32 s6, 0
         s_cbranch_scc1 .Lwait
-        {"v_add_f32 v3, v3, v3;" * work}
+        {"s_sleep 0;" * work}
         global_store_dword v1, v1, s[4:5] sc1
         """.replace(";", "\n"),
         vgprs=16,
     )
     rates = rates_of(arch)
     taken = _same_with_all_workers(profiler, arch, text, count).cycles
-    rest = taken - rates["scalar_latency"] - count * rates["valu"] * work
+    rest = taken - rates["scalar_latency"] - count * rates["issue"] * work
     # Each asks for the lock once, and what it does besides takes less than another time would.
     assert count * rates["global_latency"] < rest < 2 * count * rates["global_latency"]
 
