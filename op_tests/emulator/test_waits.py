@@ -194,7 +194,7 @@ def test_a_flag_that_is_reset_is_waited_for_after_the_own_reset(profiler, arch, 
     """It was set before, too, which is not what the second wait is for."""
     draw = random.Random(seed)
     rates = rates_of(arch)
-    works = [draw.randrange(1000, 3000) for _ in range(2)]
+    works = [draw.randrange(1000, 3000) for _ in range(3)]
     wait = """
         .Lwait{0}:
         global_load_dword v4, v1, s[4:5] sc1
@@ -217,6 +217,7 @@ def test_a_flag_that_is_reset_is_waited_for_after_the_own_reset(profiler, arch, 
         {wait.format(0, 1)}
         global_store_dword v1, v1, s[4:5] sc1
         {wait.format(1, 1)}
+        {work[2]}
         s_endpgm
         .Lsets:
         {work[0]}
