@@ -49,7 +49,8 @@ def test_a_launch_is_one_of_the_file_that_is_named(name):
     # Arguments are those of the signature, in order, and two hidden addresses of Triton's.
     arguments = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))["arguments"]
     types = [each.get("type", "*") for each in arguments]
-    expected = ["i32" if kind == "i32" else "*" for kind in found.compiled.signature.values()]
+    kinds = (kind.replace("fp", "f") for kind in found.compiled.signature.values())
+    expected = ["*" if kind.startswith("*") else kind for kind in kinds]
     assert ["*" if kind in ("*", "u64") else kind for kind in types] == [*expected, "*", "*"]
     assert launch.block == (64 * found.compiled.options["num_warps"], 1, 1)
 

@@ -20,9 +20,12 @@ import json
 import struct
 import sys
 import tempfile
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from jitfmha.cli import main as run_command
 
@@ -40,12 +43,16 @@ class Compiled(NamedTuple):
     constants: Mapping[str, Any]
     options: Mapping[str, Any]
     is_divisible: bool = False  # addresses and numbers by 16, which it was told
+    # What the script imports of its package, which need not be installed: by the names of modules,
+    # what is in them.
+    imports: Mapping[str, Mapping[str, object]] = {}
 
 
 class Found(NamedTuple):
     """A file, and what its launch shows: a finding of ``kind`` that ``says`` so, or wrong sums.
 
-    ``sum_of_rows`` is what each element of the output c is, where it is right.
+    ``sum_of_rows`` is what each element of the output c is, where it is right. A race between
+    workgroups is looked for in so many random orders, ``orders``, with two workers.
     """
 
     source: str
@@ -54,6 +61,7 @@ class Found(NamedTuple):
     kind: str = ""
     says: str = ""
     sum_of_rows: float | None = None
+    orders: int = 0
     compiled: Compiled | None = None
 
 
@@ -78,6 +86,112 @@ FOUND = {
         "hsa/gfx950/fmha_v3_bwd/bwd_hd128_bf16_causal_a32_psskddv.co",
         "e1edccf66fc52e7886a54a403998d8d3b40e8debbe209147a08934d72f0e0d11",
         "lds-race",
+    ),
+    "aiter_forward_m0": Found(
+        _AITER,
+        "hsa/gfx942/fmha_v3_fwd/MI300/fwd_hd128_bf16_rtne.co",
+        "379ccbd65ce645d7d61a018b56c096a541df4d91a9fddbe23b143adae4b889cb",
+        "wait-states",
+        "m0:",
+    ),
+    "aiter_forward_matrix_result": Found(
+        _AITER,
+        "hsa/gfx942/fmha_v3_fwd/MI300/fwd_hd128_bf16_causal_rtne.co",
+        "ae0c7e5705cbde27a61dfcc71fb9be39dc48c7614098c4c2a3cf3f073add9bf5",
+        "wait-states",
+        "v_mfma",
+    ),
+    "aiter_forward_permlane": Found(
+        _AITER,
+        "hsa/gfx950/fmha_v3_fwd/fwd_hd128_bf16_causal.co",
+        "2800ae3552b778f12d535bed799776568de3504eeae8439bcfd2cf45ca4a72c9",
+        "wait-states",
+        "v_permlane32_swap",
+    ),
+    "aiter_192x128_forward_race": Found(
+        _AITER,
+        "hsa/gfx950/fmha_v3_fwd/fwd_hd192_hd128_bf16_causal.co",
+        "780818dec8b75b7cee2052ac00d14cc0d553e75fb95e8848d19c9de68e7471bf",
+        "lds-race",
+    ),
+    "aiter_fp8_forward_race": Found(
+        _AITER,
+        "hsa/gfx950/fmha_v3_fwd/fwd_hd128_fp8_causal.co",
+        "ca8f416739558e92a189e733efa77af0a3db00460ed7bed83361b839e39281b3",
+        "lds-race",
+    ),
+    "aiter_fp8_forward_waits": Found(
+        _AITER,
+        "hsa/gfx950/fmha_v3_fwd/fwd_hd128_fp8.co",
+        "346fa7479ec25e9a39f6b7f9d1ede30c9d780220e2de3b4b00344e1e966759fe",
+        "wait-count",
+    ),
+    "aiter_latent_decode_waits": Found(
+        _AITER,
+        "hsa/gfx950/mla/mla_a8w8_qh16_qseqlen4_gqaratio16.co",
+        "2e01b30247c04ced25d285430f771ac0cbdff021b5af219208ed2dc52b26f32b",
+        "wait-count",
+    ),
+    "aiter_latent_decode_race": Found(
+        _AITER,
+        "hsa/gfx950/mla/mla_a8w8_qh16_qseqlen2_gqaratio16.co",
+        "460a7773ae8a5f396d4ef1d812c2372db948fda5af6eda8f8e3514fa72bb688f",
+        "lds-race",
+        "wrote by `buffer_load_dword",
+    ),
+    "aiter_unified_attention": Found(
+        _AITER,
+        "aiter/ops/triton/_triton_kernels/attention/unified_attention.py",
+        "c1b763ca4e30bf1b177197ecd8a2304f899d0cebf81bebacbd167c7f41e197f8",
+        "global-bounds",
+        "load of",
+        compiled=Compiled(
+            "kernel_unified_attention_2d",
+            "3.9.0",
+            {
+                **dict.fromkeys(
+                    ("output_ptr", "query_ptr", "key_cache_ptr", "value_cache_ptr"), "*bf16"
+                ),
+                **dict.fromkeys(("block_tables_ptr", "seq_lens_ptr"), "*i32"),
+                "softcap": "fp32",
+                **dict.fromkeys(
+                    (
+                        "block_table_stride",
+                        *("query_stride_0", "query_stride_1"),
+                        *("output_stride_0", "output_stride_1", "qq_bias_stride_0"),
+                        *("stride_k_cache_0", "stride_k_cache_1", "stride_k_cache_2"),
+                        *("stride_v_cache_0", "stride_v_cache_1", "stride_v_cache_2"),
+                    ),
+                    "i64",
+                ),
+                "query_start_len_ptr": "*i32",
+                "num_seqs": "i32",
+            },
+            {
+                **dict.fromkeys(("sink_ptr", "alibi_slopes_ptr", "qq_bias_ptr"), None),
+                **dict.fromkeys(("q_descale_ptr", "k_descale_ptr", "v_descale_ptr"), None),
+                "out_scale_ptr": None,
+                "scale": 0.125,
+                "num_query_heads": 1,
+                "num_queries_per_kv": 1,
+                "BLOCK_SIZE": 16,
+                "TILE_SIZE": 64,
+                **dict.fromkeys(("HEAD_SIZE", "HEAD_SIZE_PADDED"), 64),
+                **dict.fromkeys(("USE_ALIBI_SLOPES", "USE_QQ_BIAS", "USE_SOFTCAP"), False),
+                **dict.fromkeys(("USE_SINKS", "SHUFFLED_KV_CACHE"), False),
+                **dict.fromkeys(("SLIDING_WINDOW", "K_WIDTH"), 0),
+                **dict.fromkeys(("stride_k_cache_3", "stride_v_cache_3"), 1),
+                **dict.fromkeys(("BLOCK_Q", "BLOCK_M"), 16),
+                "FP8_MIN": -240.0,
+                "FP8_MAX": 240.0,
+                "ALL_DECODE": True,
+            },
+            {"num_warps": 2, "num_stages": 2},
+            imports={
+                "aiter.ops.triton.utils._triton.kernel_repr": {"make_kernel_repr": lambda *_: None},
+                "aiter.ops.triton.utils.types": {"e4m3_dtype": torch.float8_e4m3fnuz},
+            },
+        ),
     ),
     "triton_multreduce": Found(
         _TRITON,
@@ -145,6 +259,43 @@ FOUND = {
             is_divisible=True,
         ),
     ),
+    "triton_stream_k": Found(
+        _TRITON,
+        "python/perf-kernels/streamk/streamk_kernel.py",
+        "a4cda04f15e573cba521cd12c445866fca308d0432968b3c07a73dc38a515eb3",
+        sum_of_rows=128.0,
+        orders=100,
+        compiled=Compiled(
+            "streamk_gemm",
+            "3.9.0",
+            {
+                "A": "*fp16",
+                "B": "*fp16",
+                "C": "*fp32",
+                "bias_ptr": "*fp32",
+                "P": "*fp32",
+                "locks": "*i32",
+                **_NUMBERS,
+                **dict.fromkeys(("stride_am", "stride_bn", "stride_cm", "stride_bias"), "i32"),
+            },
+            {
+                "stride_ak": 1,
+                "stride_bk": 1,
+                "stride_cn": 1,
+                "BLOCK_SIZE_M": 64,
+                "BLOCK_SIZE_N": 64,
+                "BLOCK_SIZE_K": 64,
+                "GROUP_SIZE_M": 1,
+                "NUM_SMS": 2,
+                "STREAMK_TILES": 1,
+                "NUM_XCDS": 1,
+                "BIAS": False,
+                "EVEN_K": True,
+            },
+            {"num_warps": 4, "num_stages": 2},
+            is_divisible=True,
+        ),
+    ),
 }
 
 
@@ -152,6 +303,9 @@ def _code_object(path: Path, compiled: Compiled) -> bytes:
     triton, compiler = map(importlib.import_module, ("triton", "triton.compiler"))
     if triton.__version__ != compiled.version:
         raise ValueError(f"seen with Triton {compiled.version}; {triton.__version__} is installed")
+    for name, content in compiled.imports.items():
+        sys.modules[name] = types.ModuleType(name)
+        vars(sys.modules[name]).update(content)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -161,12 +315,12 @@ def _code_object(path: Path, compiled: Compiled) -> bytes:
     kernel = getattr(script, compiled.kernel)
     while not isinstance(kernel, triton.JITFunction):
         kernel = kernel.fn  # which is what tunes it
-    types = {**compiled.signature, **dict.fromkeys(compiled.constants, "constexpr")}
-    signature = {name: types[name] for name in kernel.arg_names}
+    kinds = {**compiled.signature, **dict.fromkeys(compiled.constants, "constexpr")}
+    signature = {name: kinds[name] for name in kernel.arg_names}
     divisible = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(kernel.arg_names)
-        if compiled.is_divisible and types[name] != "constexpr"
+        if compiled.is_divisible and kinds[name] != "constexpr"
     }
     source = compiler.ASTSource(kernel, signature, dict(compiled.constants), divisible)
     target = importlib.import_module("triton.backends.compiler").GPUTarget("hip", "gfx942", 64)
@@ -189,20 +343,26 @@ def reproduce(name: str, path: Path) -> list[str]:
             path = Path(folder) / f"{name}.co"
             path.write_bytes(code_object)
         command = ["run-kernel", str(path), "--args", str(_HERE / f"{name}.json"), "--json"]
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            run_command([*command, "--out", folder])
-        seen = [
-            f"{each['kind']}: {each['message']} ({each['count']} times)"
-            for each in json.loads(printed.getvalue())["findings"]
-            if each["kind"] == found.kind and found.says in each["message"]
-        ]
-        if found.sum_of_rows is not None:
-            c = {
-                value
-                for (value,) in struct.iter_unpack("<f", (Path(folder) / "c.bin").read_bytes())
-            }
-            if c != {found.sum_of_rows}:
-                seen.append(f"c is {sorted(c)} where {found.sum_of_rows} is right")
+        command += ["--out", folder]
+        orders = [["--random-order", str(n), "--threads", "2"] for n in range(found.orders)]
+        for order in orders or [[]]:
+            if seen := _seen(found, [*command, *order], Path(folder)):
+                return [f"{each} ({' '.join(order)})" if order else each for each in seen]
+    return []
+
+
+def _seen(found: Found, command: list[str], folder: Path) -> list[str]:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        run_command(command)
+    seen = [
+        f"{each['kind']}: {each['message']} ({each['count']} times)"
+        for each in json.loads(printed.getvalue())["findings"]
+        if each["kind"] == found.kind and found.says in each["message"]
+    ]
+    if found.sum_of_rows is not None:
+        c = {value for (value,) in struct.iter_unpack("<f", (folder / "c.bin").read_bytes())}
+        if c != {found.sum_of_rows}:
+            seen.append(f"c is {sorted(c)} where {found.sum_of_rows} is right")
     return seen
 
 

@@ -12,6 +12,8 @@ work: a unit's share of HBM is a part of the model of a unit (csrc_templates/emu
 Workgroups that wait for what others store are timed as if nobody had to wait, all of them. Where
 such a workgroup is at a wait, on the compute units, all of it stands still until the others have
 come to their stores; the load that sees them goes out then, so that its way there and back counts.
+Where it has looked before, and a look at the same place in vain is what makes it wait, what it does
+depends on when it looked on the chip.
 What it moves before and behind them is added, because it hides behind nothing: workgroups begin
 and end together, and then all of them load what is theirs alone, or store it. No launch takes less
 than HBM does to stream what it touches.
@@ -67,13 +69,18 @@ class Event:
 
     Attributes:
         cycles: since it began, if it never had to wait.
-        store: number of what it stores then; -1 where it waits.
+        store: number of what it stores then; -1 where it waits, or looks.
         waits_for: numbers of the stores by others that it waits for.
+        look: where it looks whether they are there before it waits, and where it waits then, the
+            look's number; otherwise -1.
+        poll_cycles: that a wait takes from the stores on, where the look came too early.
     """
 
     cycles: int
     store: int
     waits_for: tuple[int, ...]
+    look: int = -1
+    poll_cycles: int = 0
 
 
 @dataclass(frozen=True)
@@ -313,7 +320,9 @@ class _Schedule:
         # Time, workgroup, how many of its events are behind it, and when it would have begun if
         # it had not waited for anybody.
         self._next: list[tuple[float, int, int, float]] = []
-        self._stored: set[tuple[int, int]] = set()
+        # When, by repetition or workgroup, and number.
+        self._stored: dict[tuple[int, int], float] = {}
+        self._looked: dict[tuple[int, int], float] = {}
         self._waiting: dict[tuple[int, int], list[tuple[int, int, float]]] = {}
         self._queue_of: list[Iterator[int]] = [iter(())] * len(costs)
         used = min(xcds, compute_units)
@@ -356,7 +365,7 @@ class _Schedule:
         event = events[behind]
         repetition = number // self._timed  # of those that were launched
         if event.store >= 0:
-            self._stored.add((repetition, event.store))
+            self._stored[repetition, event.store] = self.now
             for waiting in self._waiting.pop((repetition, event.store), ()):
                 self._pass(*waiting)
         for store in event.waits_for:
@@ -364,5 +373,10 @@ class _Schedule:
                 self._waiting.setdefault((repetition, store), []).append((number, behind, begin))
                 return
         late = self.now - (begin + event.cycles)
+        if event.look >= 0 and not event.waits_for:
+            self._looked[number, event.look] = self.now
+        elif event.look >= 0:
+            stored = max(self._stored[repetition, store] for store in event.waits_for)
+            late += event.poll_cycles * (stored > self._looked[number, event.look])
         self.waited += late
         self._go_on(number, behind + 1, begin + late)

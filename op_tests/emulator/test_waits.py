@@ -100,6 +100,173 @@ def test_a_counter_is_waited_for_until_all_have_added(profiler, arch, seed):
     assert min(cycles) > 2000 * rates["valu"] + latencies
 
 
+# How one that counts does it, with v2 as the count.
+_COUNTS = {"store": _STORE, "add": "v_mov_b32 v6, 1\nglobal_atomic_add v1, v6, s[4:5]"}
+
+
+def _counting(count: str, place: int, each: int, counts: int, wait: str, works: int) -> str:
+    """The workgroup at `place` counts while it works; the other one waits for a count, and works.
+
+    With one worker all counts are there before the other one looks, or none of them.
+    """
+    lines = ["s_load_dwordx2 s[4:5], s[0:1], 0", "v_mov_b32 v1, 0", "s_mov_b64 exec, 1"]
+    lines += ["s_waitcnt lgkmcnt(0)", f"s_cmp_eq_u32 s2, {place}", "s_cbranch_scc1 .Lcount", wait]
+    lines += [*["v_add_f32 v3, v3, v3"] * works, "s_endpgm", ".Lcount:"]
+    for n in range(1, counts + 1):
+        lines += [*["v_add_f32 v3, v3, v3"] * each, f"v_mov_b32 v2, {n}", _COUNTS[count]]
+    return kernel_text("waits", "\n".join(lines), vgprs=16)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("count", _COUNTS)
+def test_of_a_count_that_goes_on_the_first_one_that_is_enough_is_waited_for(
+    profiler, arch, count, place, seed
+):
+    draw = random.Random(seed)
+    rates = rates_of(arch)
+    counts, each = 12, 300
+    works = (counts + 2) * each  # so that it ends last, whatever it waits for
+    cycles = {}
+    for wanted in draw.sample(range(1, counts + 1), 3):
+        wait = f"""
+            .Lwait:
+            {_LOAD}
+            s_waitcnt vmcnt(0)
+            v_readfirstlane_b32 s6, v4
+            s_cmp_lt_u32 s6, {wanted}
+            s_cbranch_scc1 .Lwait
+        """
+        text = _counting(count, place, each, counts, wait, works)
+        cycles[wanted] = _same_with_all_workers(profiler, arch, text, 2).cycles
+    for wanted, taken in cycles.items():
+        rest = taken - rates["valu"] * (wanted * each + works)
+        # As in the test of a round trip, and two instructions at most for each count.
+        least = rates["global_latency"] + rates["scalar_latency"]
+        most = (20 + 2 * wanted) * rates["issue"] + 2 * rates["branch"]
+        most += rates["l1_line"] + rates["global_line"] + rates["atomic_line"]
+        assert least < rest <= least + most
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("count", _COUNTS)
+def test_a_look_before_the_loop_spares_a_wait_where_it_comes_late_enough(
+    profiler, arch, count, place, seed
+):
+    """Whether it did here depends on the workers; what counts is when it looks on the chip."""
+    draw = random.Random(seed)
+    rates = rates_of(arch)
+    counts, each = 12, 300
+    works, wanted = (counts + 2) * each, draw.randrange(2, counts - 1)
+    cycles = []
+    # The look begins half of the work of a count before the count is there, or behind it.
+    for before in (0, wanted * each - each // 2, wanted * each + each // 2):
+        wait = f"""
+            {"v_add_f32 v3, v3, v3;" * before}
+            {_LOAD}
+            s_waitcnt vmcnt(0)
+            v_mov_b32 v5, v4
+            .Lwait:
+            v_readfirstlane_b32 s6, v5
+            s_cmp_ge_u32 s6, {wanted}
+            s_cbranch_scc1 .Lgoes_on
+            global_load_dword v5, v1, s[4:5] sc1
+            s_waitcnt vmcnt(0)
+            s_branch .Lwait
+            .Lgoes_on:
+        """.replace(";", "\n")
+        text = _counting(count, place, each, counts, wait, works)
+        taken = _same_with_all_workers(profiler, arch, text, 2).cycles
+        cycles.append(taken - rates["valu"] * works)
+    latency, issue = rates["global_latency"], rates["issue"]
+    least = rates["scalar_latency"] + latency
+    most = (30 + 2 * wanted) * issue + 3 * rates["branch"]
+    most += rates["l1_line"] + rates["global_line"] + rates["atomic_line"]
+    early, in_vain, in_time = cycles
+    stored = rates["valu"] * wanted * each
+    assert least < early - stored <= least + most
+    # Who looks in vain comes to the loop when the count is there, and looks again.
+    half = rates["valu"] * (each // 2)
+    assert least < in_vain - max(stored, stored - half + latency) <= least + most
+    assert least < in_time - (stored + half) <= least + most
+
+
+def test_a_flag_that_is_reset_is_waited_for_after_the_own_reset(profiler, arch, seed):
+    """It was set before, too, which is not what the second wait is for."""
+    draw = random.Random(seed)
+    rates = rates_of(arch)
+    works = [draw.randrange(1000, 3000) for _ in range(3)]
+    wait = """
+        .Lwait{0}:
+        global_load_dword v4, v1, s[4:5] sc1
+        s_waitcnt vmcnt(0)
+        v_readfirstlane_b32 s6, v4
+        s_cmp_lg_u32 s6, {1}
+        s_cbranch_scc1 .Lwait{0}
+    """
+    work = ["v_add_f32 v3, v3, v3\n" * times for times in works]
+    text = kernel_text(
+        "waits",
+        f"""
+        s_load_dwordx2 s[4:5], s[0:1], 0
+        v_mov_b32 v1, 0
+        v_mov_b32 v2, 1
+        s_mov_b64 exec, 1
+        s_waitcnt lgkmcnt(0)
+        s_cmp_eq_u32 s2, 0
+        s_cbranch_scc1 .Lsets
+        {wait.format(0, 1)}
+        global_store_dword v1, v1, s[4:5] sc1
+        {wait.format(1, 1)}
+        {work[2]}
+        s_endpgm
+        .Lsets:
+        {work[0]}
+        {_STORE}
+        {wait.format(2, 0)}
+        {work[1]}
+        {_STORE}
+        """,
+        vgprs=16,
+    )
+    taken = _same_with_all_workers(profiler, arch, text, 2).cycles
+    rest = taken - rates["valu"] * sum(works)
+    # Three waits, one after the other.
+    assert rest > 3 * rates["global_latency"] + rates["scalar_latency"]
+
+
+def test_a_lock_is_waited_for_until_its_last_owner_has_left(profiler, arch, seed):
+    """Whoever takes it first, the others work one after the other.
+
+    An owner sleeps for longer than its turn, so that others ask in vain here with one worker, too.
+    """
+    work, count = random.Random(seed).randrange(5000, 6000), 4
+    text = kernel_text(
+        "waits",
+        f"""
+        s_load_dwordx2 s[4:5], s[0:1], 0
+        v_mov_b32 v1, 0
+        v_mov_b32 v6, 1
+        v_mov_b32 v7, 0
+        s_mov_b64 exec, 1
+        s_waitcnt lgkmcnt(0)
+        .Lwait:
+        global_atomic_cmpswap v4, v1, v[6:7], s[4:5] sc0
+        s_waitcnt vmcnt(0)
+        v_readfirstlane_b32 s6, v4
+        s_cmp_lg_u32 s6, 0
+        s_cbranch_scc1 .Lwait
+        {"s_sleep 0;" * work}
+        global_store_dword v1, v1, s[4:5] sc1
+        """.replace(";", "\n"),
+        vgprs=16,
+    )
+    rates = rates_of(arch)
+    taken = _same_with_all_workers(profiler, arch, text, count).cycles
+    rest = taken - rates["scalar_latency"] - count * rates["issue"] * work
+    # Each asks for the lock once, and what it does besides takes less than another time would.
+    assert count * rates["global_latency"] < rest < 2 * count * rates["global_latency"]
+
+
 def test_a_flag_is_waited_for_where_others_share_its_line(profiler, arch):
     """The second flag of a cache line is in L2 when it is polled, as the first one was."""
     look = """
@@ -224,6 +391,11 @@ def _scheduled(
 
 _STORES = (1000, [Event(900, 7, ())])
 _WAITS = (500, [Event(100, -1, (7,))])
+_WAITS_BEHIND_IT = Event(950, -1, (7,), look=3, poll_cycles=70)
+
+
+def _look_at(cycles: int) -> Event:
+    return Event(cycles, -1, (), look=3)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +414,19 @@ _WAITS = (500, [Event(100, -1, (7,))])
             [_STORES, (500, [Event(100, -1, (7,)), Event(200, 8, ())]), (50, [Event(0, -1, (8,))])],
             3,
             1300,
+        ),
+        # A look at 890 is too early, one at 910 is not, whenever the wait itself comes.
+        ([_STORES, (1200, [_look_at(890), _WAITS_BEHIND_IT])], 2, 1200 + 70),
+        ([_STORES, (1200, [_look_at(910), _WAITS_BEHIND_IT])], 2, 1200),
+        # It is there when the workgroup gets to it, which waits elsewhere before.
+        (
+            [
+                _STORES,
+                (300, [Event(250, 8, ())]),
+                (1000, [Event(100, -1, (8,)), _look_at(740), _WAITS_BEHIND_IT]),
+            ],
+            3,
+            1220,
         ),
     ],
 )

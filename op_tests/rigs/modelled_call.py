@@ -101,10 +101,7 @@ class ModelledCall:
         gradients = {name: aligned(self.dtype, *x.shape) for name, x in of_inputs}
         lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), 10.0)
         choices = {"atomic_fp32": atomic_fp32, "deterministic": deterministic}
-        # Workgroups that take turns are modelled without their waits: one after the other, none
-        # waits.
-        threads = 1 if deterministic else None
-        with emulate(self.chip, profile=True, sample=self.sample, threads=threads) as run:
+        with emulate(self.chip, profile=True, sample=self.sample) as run:
             take_only(self.kernels)
             fmha_bwd(dout, q, k, v, out, lse, **gradients, **choices, **self.options)  # type: ignore[arg-type]
             profiles = run.profiles()

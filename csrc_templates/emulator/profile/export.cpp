@@ -100,28 +100,39 @@ Json json_of(const Occupancy& room) {
 std::vector<std::vector<u64>> awaited_by(const TimedWorkgroup& timed, const Flags& flags) {
   std::vector<std::vector<u64>> awaited;
   for (const Event& event : timed.events)
-    awaited.push_back(event.is_poll ? flags.awaited(event.flag, event.number, timed.number)
-                                    : std::vector<u64>{});
+    awaited.push_back(event.kind == Event::Kind::poll
+                          ? flags.awaited(event.flag, event.number, timed.number)
+                          : std::vector<u64>{});
   return awaited;
 }
 
 // Those events that somebody waits at or for, in the order of their time.
 Json json_of_events(const TimedWorkgroup& timed, const std::vector<std::vector<u64>>& awaited,
                     const std::set<u64>& awaited_by_any) {
+  const auto is_of = [&](std::size_t i, Event::Kind kind) { return timed.events[i].kind == kind; };
+  const std::vector<u64>& cycles = timed.timing.event_cycles;
+  std::set<u64> looks;  // that a wait came after
+  for (std::size_t i = 0; i < cycles.size(); ++i)
+    if (!awaited[i].empty()) looks.insert(timed.events[i].look);
   std::vector<std::size_t> order;
-  for (std::size_t i = 0; i < timed.timing.event_cycles.size(); ++i) {
-    const Event& event = timed.events[i];
-    if (event.is_poll ? !awaited[i].empty() : awaited_by_any.count(event.number))
+  for (std::size_t i = 0; i < cycles.size(); ++i) {
+    const u64 number = timed.events[i].number;
+    if (is_of(i, Event::Kind::poll)    ? !awaited[i].empty()
+        : is_of(i, Event::Kind::store) ? awaited_by_any.count(number) != 0
+                                       : looks.count(number) != 0)
       order.push_back(i);
   }
-  const std::vector<u64>& cycles = timed.timing.event_cycles;
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return cycles[a] < cycles[b]; });
   return json_list(order, [&](std::size_t i) {
     const Event& event = timed.events[i];
-    return json_object({{"cycles", cycles[i]},
-                        {"store", event.is_poll ? -1 : static_cast<i64>(event.number)},
-                        {"waits_for", json_list(awaited[i])}});
+    const u64 look = is_of(i, Event::Kind::look) ? event.number : event.look;
+    return json_object(
+        {{"cycles", cycles[i]},
+         {"store", is_of(i, Event::Kind::store) ? static_cast<i64>(event.number) : -1},
+         {"waits_for", json_list(awaited[i])},
+         {"look", look == kNoLook ? -1 : static_cast<i64>(look)},
+         {"poll_cycles", event.poll_cycles}});
   });
 }
 

@@ -87,12 +87,12 @@ void dispatch_begin(Dispatch& dispatch) {
   const u64 workgroups_per_unit =
       std::min<u64>(state.occupancy.workgroups, (workgroups + units - 1) / units);
   state.workgroups_per_unit = static_cast<u32>(std::max<u64>(workgroups_per_unit, 1));
-  state.polling_loop = polling_loops(dispatch);
-  // What a workgroup waits for is known where all are timed.
-  const u64 most = state.polling_loop.empty() ? state.options.sample : launched;
-  state.sample = sample_of(dispatch.workgroups, most, state.options.looked_at);
   state.costs.reserve(instructions.size());
   for (const Instruction& inst : instructions) state.costs.push_back(cost_of(inst, state.rates));
+  state.polling_loops = polling_loops(dispatch, state.costs);
+  // What a workgroup waits for is known where all are timed.
+  const u64 most = state.polling_loops.empty() ? state.options.sample : launched;
+  state.sample = sample_of(dispatch.workgroups, most, state.options.looked_at);
   state.total.resize(instructions.size());
 }
 
@@ -157,7 +157,7 @@ void wave_end(Wave& wave) {
 void before_instruction(Wave& wave, const Instruction& inst) {
   const u32 dword = static_cast<u32>(&inst - wave.dispatch().code->instructions.data());
   wave.observation->step = {dword, 0, 0};
-  if (!wave.dispatch().observation->polling_loop.empty()) before_polling(wave, inst);
+  if (!wave.dispatch().observation->polling_loops.empty()) before_polling(wave, inst);
 }
 
 void after_instruction(Wave& wave, const Instruction& inst) {
@@ -170,7 +170,7 @@ void after_instruction(Wave& wave, const Instruction& inst) {
       unit != Unit::mfma)
     count_accesses(wave, inst, state, counts);
   if (has_room_for_steps(wave)) state.recorded().steps.push_back(state.step);
-  if (!wave.dispatch().observation->polling_loop.empty()) after_polling(wave, inst);
+  if (!wave.dispatch().observation->polling_loops.empty()) after_polling(wave, inst);
 }
 
 // ---- Memory -------------------------------------------------------------------------------------

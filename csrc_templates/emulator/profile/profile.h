@@ -6,6 +6,7 @@
 //   loops.cpp     the loops of the code that ran
 //   sample.cpp    which workgroups are timed
 //   waits.cpp     which workgroup waits for which other one
+//   polls.cpp     which store was the first that ended a wait
 //   timing.cpp    when the instructions of a compute unit's waves issue
 //   hbm.cpp       what a workgroup brings in from HBM, and how fast
 //   export.cpp    all of it as JSON, for jitfmha/emulator/profile.py
@@ -82,12 +83,21 @@ struct Step {
   u16 lines;
 };
 
+constexpr u64 kNoLook = ~u64{0};
+
 // A step by which workgroups wait for each other. A flag is a dword that they do it by.
 struct Event {
-  bool is_poll;  // otherwise a store
-  u32 step;      // of the wave's
-  u64 flag;      // its address
-  u64 number;    // of a store, which tells it from others; of a poll: how many it has seen
+  // A look is a poll before the loop that waits, which can make it unnecessary to poll there.
+  enum class Kind : u8 { store, poll, look };
+  Kind kind;
+  u32 step;    // of the wave's
+  u64 flag;    // its address
+  u64 number;  // of a store or a look, which tells it from others; of a poll: how many stores to
+               // the flag it has seen, or, where that is known, how many it waited for
+  // Of a poll: the look that came before it. The poll is no step of the wave's then, but ends the
+  // loop, and takes so many cycles where the look came too early.
+  u64 look = kNoLook;
+  u64 poll_cycles = 0;
 };
 
 // What a wave did. The cache lines of all steps are in a row, by the low bits of their numbers.
@@ -140,10 +150,26 @@ std::vector<int> innermost_loops(const std::vector<Loop>&, std::size_t dwords);
 
 // ---- Waits for other workgroups -----------------------------------------------------------------
 
-// The first dword of the loop around each dword of the kernel in which a wave may wait for another
-// workgroup; kNoLoop: there is none. Such a loop has no other one inside, sees what other units
-// store, and has neither a store nor matrix work.
-std::vector<int> polling_loops(const Dispatch&);
+// A loop in which a wave may wait for another workgroup. It has no other one inside, sees what
+// other units store, and has neither a store nor matrix work.
+struct PollingLoop {
+  u32 first, last;         // dwords, as of Loop
+  u64 cycles;              // of an iteration, about
+  bool can_be_tried;       // what it does with a dword that it has polled depends on registers only
+  u16 polled = 0;          // the register that it polls into, if so
+  std::vector<u16> vgprs;  // that it names
+};
+
+constexpr u32 kNoPollingLoop = ~0u;
+
+struct PollingLoops {
+  std::vector<PollingLoop> loops;
+  std::vector<u32> of_dword;  // places in `loops`, or kNoPollingLoop; empty where there is no loop
+
+  bool empty() const { return loops.empty(); }
+};
+
+PollingLoops polling_loops(const Dispatch&, const std::vector<Cost>&);
 
 // What has become of the flags of a launch. Whoever looks at one or stores to it holds the mutex
 // from before until it is noted, so that what is noted is the order in which it happened.
@@ -152,8 +178,13 @@ class Flags {
   std::mutex mutex;
 
   // Gives the store's number. `adds`: it made its value from the one before.
-  u64 note_store(u64 flag, u64 workgroup, bool adds);
+  u64 note_store(u64 flag, u64 workgroup, bool adds, u32 before);
+  u64 note_look() { return next_++; }
   u64 stores_to(u64 flag) const;
+  // What the flag held after so many stores, of which there is one at least.
+  u32 value_after(u64 flag, u64 stores) const;
+  // How many stores there were when the workgroup stored last; 0: it has not.
+  u64 last_store_by(u64 flag, u64 workgroup) const;
   // Numbers of the stores by others which made what a workgroup saw after `seen` stores: of each
   // workgroup the last one.
   std::vector<u64> awaited(u64 flag, u64 seen, u64 workgroup) const;
@@ -162,8 +193,14 @@ class Flags {
   struct Store {
     u64 number, workgroup;
     bool adds;
+    u32 value;
   };
-  std::unordered_map<u64, std::vector<Store>> stores_;
+  struct History {
+    u32 before = 0;  // all stores
+    std::vector<Store> stores;
+    std::unordered_map<u64, u64> last_of;  // workgroup: stores up to its last one
+  };
+  std::unordered_map<u64, History> history_;
   u64 next_ = 0;
 };
 
@@ -190,6 +227,22 @@ struct Iteration {
   // it waits for.
   bool polls_as(const Iteration& later) const;
 };
+
+// What a wave has polled, and all that decides, in a loop that can be tried, whether it goes on.
+struct Polled {
+  const PollingLoop* loop = nullptr;  // null: nothing
+  const Instruction* next;            // behind the poll
+  u64 flag, seen;                     // as of an Event
+  u32 value;
+  std::vector<u32> registers;
+};
+
+// Before the wave goes on, which has just polled `value`.
+Polled polled_by(const Wave&, const PollingLoop&, u64 flag, u64 seen, u32 value);
+// How many stores to the flag, at least `known` of those that were seen, make a wave leave its loop
+// that has polled when the last one of them was there; kUnknown: what it saw does not make it.
+constexpr u64 kUnknown = ~u64{0};
+u64 stores_that_end(Wave&, const Flags&, const Polled&, u64 known);
 
 // ---- Timing -------------------------------------------------------------------------------------
 
@@ -267,10 +320,10 @@ struct DispatchObservation {
   ProfileOptions options;
   Rates rates;
   Occupancy occupancy;
-  std::vector<u64> sample;        // by number, ascending
-  u32 workgroups_per_unit = 1;    // for the timing
-  std::vector<Cost> costs;        // one for each of CodeObject::instructions
-  std::vector<int> polling_loop;  // of each dword; empty where the kernel has none
+  std::vector<u64> sample;      // by number, ascending
+  u32 workgroups_per_unit = 1;  // for the timing
+  std::vector<Cost> costs;      // one for each of CodeObject::instructions
+  PollingLoops polling_loops;
   Flags flags;
   std::mutex mutex;
   CountsByDword total;               // of all waves
@@ -296,15 +349,18 @@ struct WaveObservation {
 
   // In a polling loop what is done is kept for each iteration, since those that waited in vain are
   // no part of what the launch costs: how many there are depends on whose turn it is here.
-  int polling_loop = kNoLoop;
+  const PollingLoop* polling_loop = nullptr;
   Iteration iteration, before_it, in_vain;
   u64 polled_in_vain = 0;  // iterations like `in_vain`, which looked at the flags of `before_it`
   FlagAccesses flag_accesses;
+  Polled look, entry, poll;  // before the loop, what it began with of that, and in it
+  u64 look_number = kNoLook;
+  std::unordered_map<u64, u64> known;  // stores to a flag that earlier waits were for
 
   Counts& counts_of_step() {
-    return polling_loop == kNoLoop ? (*counted_in)[step.dword] : iteration.counts.back().second;
+    return polling_loop ? iteration.counts.back().second : (*counted_in)[step.dword];
   }
-  Steps& recorded() { return polling_loop == kNoLoop ? steps : iteration.steps; }
+  Steps& recorded() { return polling_loop ? iteration.steps : steps; }
 };
 
 // Whether the wave's steps are kept, and there is room for more; if not, that is noted.

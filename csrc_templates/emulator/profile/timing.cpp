@@ -248,7 +248,7 @@ class ComputeUnit {
     for (; wave.next_event < wave.events->size(); ++wave.next_event) {
       const Event& event = (*wave.events)[wave.next_event];
       if (event.step != wave.next) break;
-      wave.polls |= event.is_poll;
+      wave.polls |= event.kind != Event::Kind::store;
       // The last of the workgroups to come there stays.
       timing_.event_cycles[wave.first_event + wave.next_event] = now_;
     }
