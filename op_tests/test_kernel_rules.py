@@ -3,13 +3,14 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, get_args
 
 import pytest
 import torch
 from inputs import prefix_sums
+from packed_pages import packed_keys, packed_values
 from refusals import refused, values
 from rigs.recording_runtime import RecordingRuntime
 from untyped import explain, fmha_fwd, validate_config, warmup
@@ -27,6 +28,7 @@ from jitfmha.planning.target import TARGET_HERE, AmdTarget, Target, cpu_target
 from jitfmha.problem.arguments import Arguments, KeyOptions
 from jitfmha.problem.dtypes import out_dtype_of
 from jitfmha.problem.features import Feature
+from jitfmha.problem.packed_pages import shape_of_keys, shape_of_values
 from jitfmha.problem.problem import Problem, make_problem
 
 ARCHS: tuple[Arch, ...] = get_args(Arch)
@@ -35,6 +37,7 @@ FAR = 1 << 32
 BACKWARD = {"direction": "backward"}
 PADDED = {"features": ["padded_sequences"]}
 PAGED = {"features": ["paged_keys"], "mode": "gm1"}
+PACKED = {"features": ["packed_pages"], "mode": "gm1"}
 OF_QUERY_HEADS = {"features": ["query_head_descales"], "kv_dtype": "int8", "heads_k": 2}
 INT8_PRODUCT = {"features": ["int8_probabilities"], "kv_dtype": "int8"}
 INT8_OF_TOKENS = {"features": ["int8_probabilities", "token_descales"], "dtype": "int8"}
@@ -52,6 +55,14 @@ BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
     ("padding_is_between_packed_sequences", PADDED, ["cu_seqlens_q_padded"]),
     ("pages_have_lengths", {"page_size": 16}, ["block_table", "cu_seqlens_k"]),
     ("pages_have_no_gradients", PAGED | BACKWARD, ["block_table", "backward"]),
+    ("pages_have_lengths", {"features": ["packed_pages"]}, ["block_table", "cu_seqlens_k"]),
+    ("pages_have_no_gradients", PACKED | BACKWARD, ["block_table", "backward"]),
+    ("packed_pages_hold_whole_pieces", PACKED | {"hdim": 60}, ["hdim is 60", "8 of"]),
+    (
+        "packed_pages_hold_whole_pieces",
+        PACKED | {"page_size": 8, "kv_dtype": "int8"},
+        ["page_size is 8", "16 of"],
+    ),
     ("num_splits_is_in_range", {"num_splits": 129}, ["num_splits=129", "128"]),
     ("num_splits_is_in_range", {"num_splits": -1}, ["num_splits=-1"]),
     ("scaled_inputs_have_8_bits", {"features": ["descales"]}, ["k_descale", "bfloat16"]),
@@ -213,15 +224,18 @@ class Drawn:
     def is_group(self) -> bool:
         return self.mode == "gm1"
 
+    @property
+    def is_paged(self) -> bool:
+        return not {"paged_keys", "packed_pages"}.isdisjoint(self.features)
+
 
 def drawn_combination(drawn: random.Random) -> Drawn:
     dtype = drawn.choice(("fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "int8"))
     features = [name for name in NAMED_FEATURES if drawn.random() < 0.05]
     if {"bias", "boolean_bias"} <= set(features):
         features.remove("bias")
-    page_size = drawn.choice((7, 16)) if "paged_keys" in features else None
     heads = (3, 2) if drawn.random() < 0.05 else drawn.choice(((4, 2), (2, 2)))
-    return Drawn(
+    call = Drawn(
         dtype=dtype,
         kv_dtype=drawn.choice((*("",) * 12, "int8", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp16")),
         hdim=drawn.choice((8, 64, 64, 128, 255, 256, 256, 257, 576, 577)),
@@ -231,7 +245,6 @@ def drawn_combination(drawn: random.Random) -> Drawn:
         direction=drawn.choice(("forward", "backward")),
         features=tuple(features),
         layout=drawn.choice(("bshd", "bhsd", "sbhd")),
-        page_size=page_size,
         num_splits=drawn.choice((*(0,) * 12, 3, 3, 129)),
         heads=heads[0],
         heads_k=heads[1],
@@ -239,6 +252,10 @@ def drawn_combination(drawn: random.Random) -> Drawn:
         # Where there are no keys nothing says how they lie.
         seqlen_k=drawn.choice((40, 64) if "column_major_v" in features else (0, 2, 40, 64)),
     )
+    if "packed_pages" in features:  # of pieces, and of some keys, so that tensors have strides
+        sizes = {"hdim": (64, 256, 576), "page_size": (16, 48), "seqlen_k": (2, 40, 64)}
+        return replace(call, **{name: drawn.choice(each) for name, each in sizes.items()})
+    return replace(call, page_size=drawn.choice((7, 16)) if call.is_paged else None)
 
 
 def real_problem(x: Drawn) -> Problem:
@@ -263,7 +280,6 @@ def real_problem(x: Drawn) -> Problem:
 
 def _tensors(x: Drawn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     of_q, of_kv = (TORCH_DTYPES[name] for name in (x.dtype, x.kv_dtype or x.dtype))
-    is_paged = "paged_keys" in x.features
 
     def tensor(dtype: torch.dtype, rows: int, heads: int, hdim: int, *, is_paged: bool) -> Any:
         batch = 1 if x.is_group else x.batch
@@ -276,8 +292,10 @@ def _tensors(x: Drawn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return result[0] if x.is_group and not is_paged else result
 
     q = tensor(of_q, x.seqlen, x.heads, x.hdim, is_paged=False)
-    k = tensor(of_kv, x.seqlen_k, x.heads_k, x.hdim, is_paged=is_paged)
-    v = tensor(of_kv, x.seqlen_k, x.heads_k, x.hdim_v, is_paged=is_paged)
+    k = tensor(of_kv, x.seqlen_k, x.heads_k, x.hdim, is_paged=x.is_paged)
+    v = tensor(of_kv, x.seqlen_k, x.heads_k, x.hdim_v, is_paged=x.is_paged)
+    if "packed_pages" in x.features:
+        return q, packed_keys(k), packed_values(v)
     if "column_major_v" in x.features:
         v = v.transpose(-3, -1).contiguous().transpose(-3, -1)
     return q, k, v
@@ -298,8 +316,8 @@ def _options(x: Drawn, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dic
         names = ("q_descale", "k_descale", "v_descale")
         scales = {name: scale for name, given in zip(names, is_scaled, strict=True) if given}
     if "token_descales" in has:
-        of_tokens = (("k_descale", k), ("v_descale", v))
-        scales |= {name: torch.ones(*each.shape[:-1], 1) for name, each in of_tokens}
+        of_tokens = (("k_descale", shape_of_keys(k)), ("v_descale", shape_of_values(v)))
+        scales |= {name: torch.ones(*shape[:-1], 1) for name, shape in of_tokens}
     if "query_head_descales" in has:
         scales["q_descale"] = torch.ones(x.heads)
     if "int8_probabilities" in has:
@@ -321,7 +339,7 @@ def _options(x: Drawn, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dic
         given |= {"cu_seqlens_q": sums, "cu_seqlens_k": sums, "max_seqlen_k": 5}
     if "padded_sequences" in has:
         given["cu_seqlens_q_padded"] = sums.clone()
-    if "paged_keys" in has:
+    if x.is_paged:
         given["block_table"] = torch.zeros(x.batch, 3, dtype=torch.int32)
     return given | scales
 
@@ -411,7 +429,7 @@ def drawn_call(drawn: random.Random, subset: Subset) -> Drawn:
     is_decoding = drawn.choice(subset.heads) != (1, 1)
     heads = (8, 2) if is_decoding else drawn.choice(((8, 8), (8, 2)))
     dtype, kv_dtype = drawn.choice(subset.dtypes)
-    return Drawn(
+    call = Drawn(
         dtype=dtype,
         kv_dtype=kv_dtype,
         hdim=hdim,
@@ -421,13 +439,13 @@ def drawn_call(drawn: random.Random, subset: Subset) -> Drawn:
         direction=drawn.choice(subset.directions),
         features=features,
         layout=drawn.choice(("bshd", "bhsd")),
-        page_size=drawn.choice((16, 48, 256)) if "paged_keys" in features else None,
         batch=3,
         heads=heads[0],
         heads_k=heads[1],
         seqlen=3 if is_decoding else 600,
         seqlen_k=640,
     )
+    return replace(call, page_size=drawn.choice((16, 48, 256)) if call.is_paged else None)
 
 
 @pytest.mark.usefixtures("nothing_is_built")
@@ -497,6 +515,27 @@ def test_arguments_override_a_profile():
     assert len(everything) > len(of_gm0) > 0
     assert all("_hd24x24_fp16_" in x.name and "_gm0_" in x.name for x in of_gm0)
     assert all(x.name.startswith("fmha_bwd_") for x in backward)
+
+
+@pytest.mark.usefixtures("nothing_is_built")
+@pytest.mark.parametrize("arch", ARCHS)
+def test_packed_pages_are_built(arch):
+    """What calls of them look up, in prefill and in decoding, is what was asked for by name."""
+    wanted: dict[str, Any] = {"hdims": [128], "masks": [2], "modes": ["gm1"]}
+    with on(target_of_arch(arch)):
+        warmed = warmup(profile="inference", features=["packed_pages"], **wanted)
+    names = {launcher.name for launcher in warmed}
+    for seqlen, heads in ((2, 2), (2, 8), (600, 8)):
+        call = Drawn(
+            *("bf16", "", 128, 128, 2, "gm1"),
+            features=("packed_pages",),
+            page_size=64,
+            heads=heads,
+            seqlen=seqlen,
+            seqlen_k=640,
+        )
+        plan = plan_for(real_problem(call), target_of_arch(arch))
+        assert (plan.kernel in names, "packed_pages" in plan.kernel) == (True, True), call
 
 
 def test_a_profile_is_built_for_a_gpu(rng):

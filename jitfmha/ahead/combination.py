@@ -17,6 +17,7 @@ from ..problem.arguments import check_num_splits, check_pages_have_lengths, gath
 from ..problem.dtypes import EIGHT_BIT_NAMES, TORCH_DTYPES, plain_out_dtype
 from ..problem.features import Feature
 from ..problem.mask import NO_MASK, Mask
+from ..problem.packed_pages import check_whole_pieces, packed_strides
 from ..problem.problem import (
     Direction,
     GradientStrides,
@@ -42,7 +43,8 @@ NAMED_FEATURES = {
         *(Feature.BIAS, Feature.BOOLEAN_BIAS, Feature.ALIBI, Feature.SOFTCAP),
         *(Feature.SINKS, Feature.SINK_TOKENS, Feature.DROPOUT),
         *(Feature.DESCALES, Feature.QUERY_HEAD_DESCALES, Feature.TOKEN_DESCALES),
-        *(Feature.INT8_PROBABILITIES, Feature.PAGED_KEYS, Feature.SPLIT_RESULTS),
+        *(Feature.INT8_PROBABILITIES, Feature.PAGED_KEYS, Feature.PACKED_PAGES),
+        Feature.SPLIT_RESULTS,
     )
 }
 """The features that nothing else about a combination says."""
@@ -63,9 +65,9 @@ class Combination(NamedTuple):
 
     Attributes:
         dtype: of q; kv_dtype: of k and v.
-        features: values of ``NAMED_FEATURES``. A bias has the dtype of the output, and sink tokens
-            are there where the mask has a left side.
-        layout: of q, k, v and the output in memory.
+        features: values of ``NAMED_FEATURES``. A bias has the dtype of the output, sink tokens are
+            there where the mask has a left side, and packed pages are keys in pages, too.
+        layout: of q, k, v and the output in memory; packed pages have their own.
         page_size: of keys in pages.
         num_splits: of the keys; 0 leaves the choice.
         seqlen_q, seqlen_k: gm0 of every sequence, gm1 of all together.
@@ -91,6 +93,10 @@ class Combination(NamedTuple):
     @property
     def out_dtype(self) -> str:
         return plain_out_dtype(self.dtype)
+
+    @property
+    def is_paged(self) -> bool:
+        return not self.features.isdisjoint((Feature.PAGED_KEYS, Feature.PACKED_PAGES))
 
     def problem(self) -> Problem:
         """Give the problem of a call of this kind, whatever rules it breaks."""
@@ -126,7 +132,8 @@ class Combination(NamedTuple):
                 sink_size=int(Feature.SINK_TOKENS in asked and left is not None),
             ),
             dropout_p=0.5 if Feature.DROPOUT in asked else 0.0,
-            is_paged=Feature.PAGED_KEYS in asked,
+            is_paged=self.is_paged,
+            has_packed_pages=Feature.PACKED_PAGES in asked,
             num_splits=self.num_splits,
             has_split_results=Feature.SPLIT_RESULTS in asked,
         )
@@ -147,7 +154,7 @@ class Combination(NamedTuple):
         return _ONE_SCALE if is_scaled and dtype in EIGHT_BIT_NAMES else None
 
     def _sizes(self) -> Sizes:
-        is_packed, is_paged = self.mode == "gm1", Feature.PAGED_KEYS in self.features
+        is_packed, is_paged = self.mode == "gm1", self.is_paged
         batch = 1 if is_packed else self.batch
         of_queries = batch, self.seqlen_q, self.heads_q
         of_keys = batch, self.seqlen_k, self.heads_k
@@ -158,6 +165,9 @@ class Combination(NamedTuple):
             v = _strides_of_columns(*of_keys, self.hdim_v)
         q, out = (_strides(*of_queries, x, self.layout) for x in (self.hdim_q, self.hdim_v))
         k = _strides(*of_keys, self.hdim_q, self.layout)
+        if Feature.PACKED_PAGES in self.features:
+            dtype = TORCH_DTYPES[self.kv_dtype]
+            k, v = packed_strides(*of_keys, (self.hdim_q, self.hdim_v), dtype)
         if is_packed:
             q, out = q[1:], out[1:]
             k, v = (k, v) if is_paged else (k[1:], v[1:])
@@ -241,14 +251,20 @@ def padding_is_between_packed_sequences(x: Combination) -> None:
 
 def pages_have_lengths(x: Combination) -> None:
     """Keys in pages are gm1: cu_seqlens_k says how many a sequence has."""
-    if Feature.PAGED_KEYS in x.features:
+    if x.is_paged:
         check_pages_have_lengths(x.mode == "gm1")
 
 
 def pages_have_no_gradients(x: Combination) -> None:
     """Sequences may share a page, so that nobody could say where a gradient goes."""
     if x.direction == "backward":
-        check_keys_of_backward(Feature.PAGED_KEYS in x.features)
+        check_keys_of_backward(x.is_paged)
+
+
+def packed_pages_hold_whole_pieces(x: Combination) -> None:
+    """Matrix units take 16 bytes of a key, or of a column of values, at a time."""
+    if Feature.PACKED_PAGES in x.features:
+        check_whole_pieces(x.page_size, x.hdim_q, TORCH_DTYPES[x.kv_dtype])
 
 
 def num_splits_is_in_range(x: Combination) -> None:
@@ -282,6 +298,7 @@ def integers_that_are_added_have_one_scale(x: Combination) -> None:
 
 
 _FLASH_ATTN = "flash_attn/flash_attn_interface.py of github.com/Dao-AILab/flash-attention"
+_AITER = "csrc/include/torch/mha_batch_prefill.h of github.com/ROCm/aiter"
 _INT8 = "python/perf-kernels/flash-attention.py of github.com/ROCm/triton"
 CALL_RULES = (
     CallRule(hdims_are_in_range, "MAX_HDIM of problem.py: DeepSeek's latent, 512 + 64"),
@@ -290,6 +307,7 @@ CALL_RULES = (
     CallRule(padding_is_between_packed_sequences, "the arguments of jitfmha.fmha_fwd"),
     CallRule(pages_have_lengths, f"{_FLASH_ATTN}: block_table of flash_attn_varlen_func"),
     CallRule(pages_have_no_gradients, _FLASH_ATTN),
+    CallRule(packed_pages_hold_whole_pieces, f"{_AITER}: mha_batch_prefill"),
     CallRule(num_splits_is_in_range, f"{_FLASH_ATTN}: num_splits"),
     CallRule(scaled_inputs_have_8_bits, "the arguments of jitfmha.fmha_fwd"),
     CallRule(scales_of_query_heads_are_of_8_bit_queries, _INT8),

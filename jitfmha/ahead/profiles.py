@@ -57,6 +57,11 @@ _KEYS_IN_PAGES = Subset(
     heads=_WITH_SHARED_HEADS,
 )
 
+# As AITER's functions of paged caches mostly have them.
+_KEYS_IN_PACKED_PAGES = _KEYS_IN_PAGES._replace(
+    dtypes=(*_SIXTEEN_BITS, *_FP8), hdims=((128, 128),), features=(("packed_pages",),)
+)
+
 DEFAULT = (Subset(_FLOATS, _COMMON_HDIMS),)
 """What is built where nothing is asked for."""
 
@@ -86,7 +91,7 @@ PROFILES: Mapping[str, tuple[Subset, ...]] = {
             features=(PLAIN, ("alibi",), ("bias",)),
         ),
         Subset(_FP8, ((128, 128),), features=(PLAIN, ("descales",))),
-        _KEYS_IN_PAGES,
+        *(_KEYS_IN_PAGES, _KEYS_IN_PACKED_PAGES),
     ),
     # SDPA takes a causal mask or another one, and no packed sequences.
     "pytorch": (

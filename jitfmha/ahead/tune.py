@@ -32,7 +32,6 @@ from ..planning.measured import (
 from ..planning.measured_file import keep
 from ..planning.plan import Plan
 from ..planning.target import AmdTarget, Target
-from ..problem.features import Feature
 from .build_ahead import combinations_of
 from .combination import Combination, check_combination, known
 from .profiles import PROFILES
@@ -231,7 +230,7 @@ def calls_of_profile(name: str, device: str | torch.device) -> list[Combination]
         for x in chain.from_iterable(map(combinations_of, subsets))
         for each in lengths
         # There are no gradients of a decode step.
-        if Feature.PAGED_KEYS not in x.features and (x.direction == "forward" or each[1] > 1)
+        if not x.is_paged and (x.direction == "forward" or each[1] > 1)
     ]
 
 

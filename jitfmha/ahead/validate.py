@@ -185,7 +185,8 @@ def validate_config(
         features: what else the call has, any of "lse", "padded_sequences", "column_major_v",
             "bias" (of the output's dtype), "boolean_bias", "alibi", "softcap", "sinks",
             "sink_tokens", "dropout", "descales", "query_head_descales", "token_descales",
-            "int8_probabilities", "paged_keys" and "split_results".
+            "int8_probabilities", "paged_keys", "packed_pages" (which says "paged_keys" too) and
+            "split_results".
         layout: the order in memory, "bshd", "bhsd" or "sbhd"; in gm1 without the batch.
         page_size: keys of a page; given, it says "paged_keys" too.
         num_splits: as in :func:`jitfmha.fmha_fwd`.

@@ -143,7 +143,7 @@ def signature_of(problem: Problem, family: str | None = None) -> Signature:
         problem.hdim_v,
         family=family_of(problem) if family is None else family,
         mode="group" if problem.mode == "gm1" else "batch",
-        vlayout="c" if Feature.COLUMN_MAJOR_V in asked else "r",
+        vlayout="c" if problem.has_column_major_v and not problem.has_packed_pages else "r",
         mask=mask_word(problem.mask),
         bias=next((word for feature, word in _BIASES.items() if feature in asked), "no"),
         qscale="pertensor" if Feature.DESCALES in asked else "no",
@@ -158,7 +158,7 @@ _BIASES = {Feature.BIAS: "bias", Feature.ALIBI: "alibi"}
 _NAMED_ALONE = (
     *(Feature.BOOLEAN_BIAS, Feature.SINKS, Feature.PADDED_SEQUENCES),
     *(Feature.QUERY_HEAD_DESCALES, Feature.TOKEN_DESCALES, Feature.INT8_PROBABILITIES),
-    Feature.SPLIT_RESULTS,
+    *(Feature.PACKED_PAGES, Feature.SPLIT_RESULTS),
 )
 
 

@@ -9,6 +9,7 @@ github.com/ROCm/aiter.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 DIMENSIONS = 5
@@ -50,6 +51,23 @@ def strides_of_values(v: Tensor) -> tuple[int, ...]:
     return (v.stride(0), 1, v.stride(1), v.stride(3)) if are_packed(v) else v.stride()
 
 
+def packed_strides(
+    pages: int, page_size: int, heads: int, hdims: tuple[int, int], dtype: torch.dtype
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The strides of keys and values, as above, in pages that follow each other.
+
+    ``hdims`` are those of keys and of values, whose rows are in whole pieces.
+    """
+    piece = _piece(dtype)
+    k = torch.empty(pages, heads, hdims[0] // piece, page_size, piece, device="meta")
+    v = torch.empty(pages, heads, page_size // piece, hdims[1], piece, device="meta")
+    return strides_of_keys(k), strides_of_values(v)
+
+
+def _piece(dtype: torch.dtype) -> int:
+    return _PIECE_BYTES // dtype.itemsize
+
+
 def as_rows(name: str, x: Tensor) -> Tensor:
     """The keys or values as ``(num_pages, page_size, hk, hdim)``, copied."""
     order = {"k": (0, 3, 1, 2, 4), "v": (0, 2, 4, 1, 3)}[name]
@@ -57,9 +75,20 @@ def as_rows(name: str, x: Tensor) -> Tensor:
     return x.permute(order).reshape(shape)
 
 
+def check_whole_pieces(page_size: int, hdim: int, dtype: torch.dtype) -> None:
+    """Raise ``ValueError`` for pages that no such tensors can be."""
+    piece = _piece(dtype)
+    for name, size in (("page_size", page_size), ("hdim", hdim)):
+        if size % piece:
+            raise ValueError(
+                f"{name} is {size}; packed pages are in pieces of {_PIECE_BYTES} bytes, which is "
+                f"{piece} of {dtype}"
+            )
+
+
 def check_packed_shape(name: str, x: Tensor) -> None:
     """Raise ``ValueError`` for what are no packed pages of k or v, or k_cache or v_cache."""
-    piece = _PIECE_BYTES // x.element_size()
+    piece = _piece(x.dtype)
     if not are_packed(x) or x.shape[-1] != piece:
         raise ValueError(
             f"{name} has shape {tuple(x.shape)}; expected {_FORMS[name[0]]}, as packed pages are, "

@@ -48,6 +48,8 @@ DTYPES = (
 FEATURES = ("alibi", "softcap", "sink", "sink_tokens")
 PAGE_SIZES = (1, 6, 16, 32, 64, 128)
 _MOST_ROWS = 128
+# Query heads of a key head, and head dimensions, of which a wave has ever more.
+_OF_COMBINING = ((1, 64), (3, 128), (20, 128), (2, 256), (40, 128), (40, 256))
 # Head dimensions, and pages of fp8 keys, with whether they are packed.
 _OF_EIGHT_WAVES = (
     *((64, 1, False), (128, 6, False), (64, 16, False)),
@@ -151,13 +153,18 @@ def test_hidden_values_and_later_maxima(rng, arch, heads, hdim):
 
 
 @pytest.mark.sample("arch", ARCHS, 1)
-@pytest.mark.parametrize("num_splits", [2, 22])
+@pytest.mark.parametrize("num_splits", [2, 22, 40, 70])
 def test_splits_that_waves_combine(rng, arch, num_splits):
-    """Waves with no split, or with more than come at once, whose scores grow far below 0."""
-    q = torch.randn(1, 1, 1, 64, generator=rng).bfloat16()
-    v = torch.randn(1, 32 * num_splits, 1, 64, generator=rng).bfloat16()
+    """Waves with no split, with some that come at once, or with more; scores grow far below 0.
+
+    How many come at once depends on how much of the output a wave has.
+    """
+    heads, hdim = random.Random(rng.initial_seed()).choice(_OF_COMBINING)
+    q = torch.randn(1, 1, heads, hdim, generator=rng).bfloat16()
+    v = torch.randn(1, 32 * num_splits, 1, hdim, generator=rng).bfloat16()
     growth = torch.linspace(-64, -32, v.shape[1]).view(1, -1, 1, 1)
-    k = (q * growth * 64 / q.float().square().sum()).bfloat16()
+    of_first = q[:, :, :1]
+    k = (of_first * growth * hdim**0.5 * 8 / of_first.float().square().sum()).bfloat16()
     actual = run(arch, q, k, v, num_splits=num_splits)
     assert_near(actual, attention(q, k, v), q, k, v, {})
 

@@ -12,6 +12,7 @@ from ...problem.problem import Problem, element_bytes
 from ..estimate import Machine
 from ..ready.combine_estimate import combine_seconds
 from ..ready.key_split import MOST_SPLITS, ONE_SPLIT, KeySplit, Splits
+from .decode import DECODE_WAVES
 from .tile_table import WAVE
 
 # What a compute unit draws from HBM at most while others are idle, in bytes a second, by the cost
@@ -31,6 +32,9 @@ _FOUR_WAVES = 4 * WAVE  # threads
 _NARROW_HDIM = 64
 # Fewer key tiles for a split would leave each wave of a workgroup less than two.
 _LEAST_STREAMED_TILES = 8
+# The splits that waves of the decode kernels combine at once, of narrow rows (kMostAtOnce in
+# csrc_templates/amd/decode_fwd.hip.in).
+_COMBINED_AT_ONCE = 16 * DECODE_WAVES
 # As many leading bits of a number of key tiles decide about splits.
 _LEADING_BITS = 4
 
@@ -75,7 +79,8 @@ class SplitChoice:
 
     def combine_seconds(self, seqlen_q: int, num_splits: int) -> float:
         """What it takes to combine them, for sequences of up to ``seqlen_q`` queries."""
-        return combine_seconds(self._split, seqlen_q * self._rows_of_query, num_splits)
+        at_once = _COMBINED_AT_ONCE if self._streams else None
+        return combine_seconds(self._split, seqlen_q * self._rows_of_query, num_splits, at_once)
 
     def _splits(self, seqlen_q: int, seqlen_k: int) -> Splits:
         """Choose for sequences of up to ``seqlen_q`` queries and about ``seqlen_k`` keys.
@@ -118,7 +123,7 @@ class SplitChoice:
             return streamed + self.combine_seconds(seqlen_q, num_splits)
 
         full_rounds = (max(n * split.slots // workgroups, 1) for n in (1, 2, 3))
-        candidates = (1, -(-int(enough) // workgroups), *full_rounds)
+        candidates = (1, -(-int(enough) // workgroups), _COMBINED_AT_ONCE, *full_rounds)
         num_splits = min((min(n, most) for n in candidates), key=seconds)
         if num_splits == 1:
             return ONE_SPLIT
