@@ -80,6 +80,7 @@ class TensorDescription:
 
     def make(self) -> Tensor:
         """The tensor, on its own memory; raises for a file that is missing or has another size."""
+        # Imported here because a description that is wrong has no use for them.
         import torch
 
         from ..emulator.guarded_memory import guarded_memory
@@ -144,6 +145,7 @@ class LaunchDescription:
     _arguments: tuple[_Argument, ...]
 
     def started(self, symbol: str, image: bytes, tensors: Mapping[str, Tensor]) -> Started:
+        # Imported here because it imports torch.
         from ..amd.recording_runtime import Started
 
         block = bytearray(self.kernarg_bytes)
