@@ -23,6 +23,16 @@ def test_tables_fit_the_terminal(width, monkeypatch):
     assert sum(line.endswith("ok") for line in lines) == 2
 
 
+def test_several_columns_are_wrapped(monkeypatch):
+    monkeypatch.setattr(output, "_terminal_width", lambda: 80)
+    rows = [("tree", "k" * 55, "gfx942", "f" * 53), ("", "k" * 20, "", "f" * 9)]
+    lines = output.table(("tree", "kernel", "arch", "file"), rows).splitlines()
+    assert max(map(len, lines)) <= 80
+    for letter, count in (("k", 75 + 1), ("f", 62 + 1)):  # those of the header
+        assert sum(line.count(letter) for line in lines) >= count
+    assert lines[-1].split() == ["k" * 20, "f" * 9]
+
+
 def test_tables_in_files_have_one_line_for_each_row(monkeypatch):
     monkeypatch.setattr("sys.stdout", open(os.devnull, "w"))  # noqa: SIM115 - no terminal
     assert len(output.table(HEADERS, ROWS).splitlines()) == 4

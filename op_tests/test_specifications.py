@@ -610,7 +610,7 @@ def test_a_file_on_the_command_line(run, tmp_path):
     wrong = run("kernels", "validate", "--config", str(path))
     assert wrong.code == 1
     assert "error: hdim_v 60 is no multiple of 8" in wrong.out
-    assert max(map(len, wrong.out.splitlines())) <= 100
+    assert max(map(len, wrong.out.splitlines())) <= 80
     as_json = run("kernels", "validate", "--config", str(path), "--json")
     assert as_json.json["valid"] is False
     assert as_json.json["errors"][0]["name"] == "hdims_are_whole_vectors"
@@ -629,7 +629,7 @@ def test_the_table_on_the_command_line(run):
         rule.name for rule in every_rule()
     ]
     assert all(f"{rule.name} (of " in listed.out for rule in every_rule())
-    assert max(map(len, listed.out.splitlines())) <= 100
+    assert max(map(len, listed.out.splitlines())) <= 80
 
 
 def test_the_table_of_the_document():

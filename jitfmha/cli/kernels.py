@@ -24,8 +24,14 @@ from .exit_codes import FAILED, OK, UsageError
 from .output import fields, print_json, table
 
 _MASKS = ("none", "top-left", "causal")
-_LINE_WIDTH = 100
-_FOLDED: Any = {"width": _LINE_WIDTH, "initial_indent": "  ", "subsequent_indent": "      "}
+_LINE_WIDTH = 80
+_FOLDED: Any = {
+    "width": _LINE_WIDTH,
+    "initial_indent": "  ",
+    "subsequent_indent": "      ",
+    "break_long_words": False,  # paths stay whole
+    "break_on_hyphens": False,
+}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -142,7 +148,8 @@ def _in_words(arch: str, facts: dict[str, Any]) -> str:
         ("CK's pipelines", _wrapped(", ".join(of_ck["supported_pipelines"]))),
     ]
     if not is_arch(arch):
-        return "\n".join((arch, *why_nothing_runs_on(arch), fields(known)))
+        why = (textwrap.fill(line, _LINE_WIDTH) for line in why_nothing_runs_on(arch))
+        return "\n".join((arch, *why, fields(known)))
     lists = {
         "data types": [row["dtype"] for row in facts["data_types"]],
         "features": facts["features"],
@@ -158,11 +165,11 @@ def _in_words(arch: str, facts: dict[str, Any]) -> str:
     sections = [
         arch,
         fields([*((name, _wrapped(", ".join(values))) for name, values in lists.items()), *known]),
-        "\ncompiled for a call, whose kernel takes the first row with room for its head dimensions",
+        "\ncompiled for a call, which takes the first row with room for its head dimensions",
         table(
             ("kernel", "data types", "hdim", "slices", "tile", "waves", "LDS bytes", "line"), tiles
         ),
-        "\nwaves that share a SIMD, by the vector registers that each holds throughout its loop",
+        "\nwaves that share a SIMD, by the vector registers that each holds in its loop",
         table(
             ("kernels", "features", "registers up to", "waves", "line"),
             [[x[name] for name in of_waves] for x in facts["waves_of_simd"]],

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from itertools import zip_longest
 
 from tqdm import tqdm
 
@@ -16,7 +17,7 @@ from ..jit.status import hand_lines_to
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 _BAR = "{percentage:3.0f}% {bar:20} {elapsed} so far, about {remaining} left"
 _BAR_WITHOUT_TOTAL = "{elapsed} so far"
-_NARROWEST = 16  # that a column is made, however narrow the terminal is
+_NARROWEST = 8  # that a column is made, however narrow the terminal is
 
 
 def print_json(value: object) -> None:
@@ -28,7 +29,7 @@ def print_json(value: object) -> None:
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """An aligned table under a header line; a column of figures is flush right.
 
-    Where a terminal is narrower, the widest column goes on in the lines below.
+    Where a terminal is narrower, wide columns go on in the lines below.
     """
     texts = (map(str, row) for row in rows)
     columns = _wrapped(list(zip(headers, *texts, strict=True)), _terminal_width())
@@ -48,20 +49,19 @@ def _terminal_width() -> int | None:
 
 
 def _wrapped(columns: list[tuple[str, ...]], width: int | None) -> list[tuple[str, ...]]:
-    """The columns, with long cells of the widest one in several rows, where they are too wide."""
+    """The columns, with long cells of the widest ones in several rows, where they are too wide."""
     widths = [max(map(len, column)) for column in columns]
-    widest = widths.index(max(widths))
-    total = sum(widths) + 2 * (len(widths) - 1)
-    room = 0 if width is None else max(width - total + widths[widest], _NARROWEST)
-    if width is None or total <= width or room >= widths[widest]:
-        return columns
-    lines: list[list[str]] = []
+    while width is not None and sum(widths) + 2 * (len(widths) - 1) > width:
+        if max(widths) <= _NARROWEST:
+            break
+        widths[widths.index(max(widths))] -= 1
+    lines: list[tuple[str, ...]] = []
     for row in zip(*columns, strict=True):
-        cell = row[widest]
-        parts = [cell[at : at + room] for at in range(0, len(cell), room)] or [""]
-        for number, part in enumerate(parts):
-            others = row if number == 0 else [""] * len(row)
-            lines.append([part if i == widest else other for i, other in enumerate(others)])
+        parts = [
+            [cell[at : at + room] for at in range(0, len(cell), room)]
+            for cell, room in zip(row, widths, strict=True)
+        ]
+        lines += zip_longest(*parts, fillvalue="") if any(parts) else [row]
     return list(zip(*lines, strict=True))
 
 
