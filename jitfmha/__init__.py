@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .layers.attention import Attention as Attention
     from .layers.attention import AttentionCache as AttentionCache
     from .layers.kv_cache import flash_attn_with_kvcache as flash_attn_with_kvcache
+    from .layers.latent_attention import LatentAttention as LatentAttention
     from .layers.mla import mla_absorbed_fwd as mla_absorbed_fwd
     from .layers.mla import mla_fwd as mla_fwd
     from .layers.split_keys import flash_attn_combine as flash_attn_combine
@@ -66,6 +67,7 @@ _NAMES = {
     ".aiter": ("fmha_v3_bwd", "fmha_v3_fwd", "fmha_v3_varlen_bwd", "fmha_v3_varlen_fwd"),
     ".amd.runtime": ("HipError",),
     ".layers.attention": ("Attention", "AttentionCache"),
+    ".layers.latent_attention": ("LatentAttention",),
     ".problem.dropout": ("dropout_randval", "new_rng_state"),
     ".emulator": ("emulate",),
     ".flash_attn": (

@@ -241,9 +241,15 @@ class Attention(nn.Module):
         return q, k
 
     def _rotary_tables(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of each position, float32 ``(length, rotary_dim / 2)``."""
-        even = torch.arange(0, self.rotary_dim, 2, device=device, dtype=torch.float32)
-        frequency = self.rotary_base ** (-even / self.rotary_dim)
-        position = torch.arange(length, device=device, dtype=torch.float32)
-        angle = position[:, None] * frequency
-        return angle.cos(), angle.sin()
+        return rotary_tables(self.rotary_dim, self.rotary_base, length, device)
+
+
+def rotary_tables(
+    rotary_dim: int, base: float, length: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of each position, float32 ``(length, rotary_dim / 2)``."""
+    even = torch.arange(0, rotary_dim, 2, device=device, dtype=torch.float32)
+    frequency = base ** (-even / rotary_dim)
+    position = torch.arange(length, device=device, dtype=torch.float32)
+    angle = position[:, None] * frequency
+    return angle.cos(), angle.sin()
