@@ -43,11 +43,10 @@ def expected(own: jitfmha.LatentAttention, x: Tensor) -> Tensor:
         return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weights[f"{name}.weight"]
 
     x = x.double()
-    q = (
-        linear("wq", x)
-        if own.q_lora_rank == 0
-        else linear("wq_b", normed("q_norm", linear("wq_a", x)))
-    )
+    if own.q_lora_rank == 0:
+        q = linear("wq", x)
+    else:
+        q = linear("wq_b", normed("q_norm", linear("wq_a", x)))
     nope, rope = own.qk_nope_head_dim, own.qk_rope_head_dim
     q_nope, q_pe = q.unflatten(-1, (HEADS, -1)).split([nope, rope], -1)
     latent, k_pe = linear("wkv_a", x).split([own.kv_lora_rank, rope], -1)

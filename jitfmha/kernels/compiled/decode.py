@@ -55,7 +55,7 @@ def decode_blocks_of(
     most_blocks = _MOST_BLOCKS if widest <= _WIDE_HDIM else _MOST_WIDE_BLOCKS
     is_served = (
         widest <= _MOST_HDIM
-        and DTYPE_BYTES[problem.out_dtype] == 2
+        and DTYPE_BYTES[problem.dtype] <= 2
         and not (modifiers.bias or problem.dropout_p or problem.has_p_descale)
         and (problem.has_packed_pages or not problem.has_column_major_v)
         and not problem.has_split_results
