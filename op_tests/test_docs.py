@@ -71,7 +71,7 @@ def _commands() -> list[str]:
 
 @pytest.mark.parametrize("command", _commands())
 def test_a_command_of_a_document_is_one(command, capsys, monkeypatch):
-    for check in ("_file", "_folder"):  # none of them is here
+    for check in ("_file", "_folder", "_launch"):  # none of them is here
         monkeypatch.setattr(flags, check, Path)
     words = shlex.split(command.replace("...", "x"), comments=True)
     try:

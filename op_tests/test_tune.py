@@ -246,7 +246,7 @@ def test_ctrl_c_keeps_what_is_measured_so_far(run, monkeypatch):
     ("argv", "said"),
     [
         (("--shapes", "seqlen=0"), "seqlen='0' is not a number"),
-        (("--profile", "nothing"), "profile is 'nothing'; use 'inference'"),
+        (("--profile", "nothing"), "invalid choice: 'nothing'"),
         (("--seconds", "-1"), "--seconds must be from 0 to 3600"),
         (("--device", "MI300X"), "nothing can be measured on gfx942 MI300X"),
         (("--export", "a", "--import", __file__), "not allowed with"),
