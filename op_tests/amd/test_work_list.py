@@ -75,7 +75,7 @@ def _uneven(drawn: random.Random, call: CompiledCall) -> CompiledCall:
         call,
         is_group=True,
         lengths=tuple(lengths),
-        gap=drawn.choice((0, 3)),
+        gap=0 if call.given_out else drawn.choice((0, 3)),
         mask=drawn.choice((call.mask, 0, 1, 2, "b:200,0")),
         layouts=("bshd",) * 4,
         heads=drawn.choice(((1, 1), (4, 2), (5, 1), (8, 1))),
