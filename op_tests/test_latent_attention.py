@@ -84,7 +84,7 @@ def assert_near(actual: Tensor, exact: Tensor) -> None:
     torch.testing.assert_close(actual.double(), exact, atol=2e-5 * exact.abs().max().item(), rtol=0)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.sample("form", FORMS, 2)
 def test_gradients(rng, form):
     own = module(rng, form=form, q_lora_rank=32)
     x = torch.randn(1, 33, EMBED_DIM, generator=rng)
@@ -124,7 +124,7 @@ def test_room_of_caches(rng):
     assert rows == {"naive": HEADS * (24 + 16 + 20), "absorbed": 40 + 16, "flash": 40 + 16}
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.sample("form", FORMS, 1)
 def test_on_an_emulated_gpu(rng, form):
     own = module(rng, form=form).bfloat16()
     x = torch.randn(1, 9, EMBED_DIM, generator=rng).bfloat16()

@@ -610,7 +610,9 @@ def test_a_file_on_the_command_line(run, tmp_path):
     wrong = run("kernels", "validate", "--config", str(path))
     assert wrong.code == 1
     assert "error: hdim_v 60 is no multiple of 8" in wrong.out
-    assert max(map(len, wrong.out.splitlines())) <= 80
+    first, *others = wrong.out.splitlines()
+    assert first == f"{path}: not valid"
+    assert max(map(len, others)) <= 80
     as_json = run("kernels", "validate", "--config", str(path), "--json")
     assert as_json.json["valid"] is False
     assert as_json.json["errors"][0]["name"] == "hdims_are_whole_vectors"
