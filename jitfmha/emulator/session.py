@@ -124,9 +124,23 @@ class Emulation:
                 _run_here(self).collect()
 
 
-@cache
+_emulators: dict[Variant, Emulator] = {}
+
+
 def _emulator(variant: Variant) -> Emulator:
-    return Emulator(variant)
+    if variant not in _emulators:
+        _emulators[variant] = Emulator(variant)
+        _seen(variant)  # of launches by others, which are nothing to a run
+    return _emulators[variant]
+
+
+def _seen(variant: Variant) -> tuple[list[Finding], list[LaunchProfile]]:
+    """What was seen of this thread's launches since the last time."""
+    if variant == "check":
+        return list(take_findings(_emulator(variant).library)), []
+    if variant == "profile":
+        return [], take_profiles(_emulator(variant).library)
+    return [], []
 
 
 class EmulatedRun:
@@ -165,16 +179,11 @@ class EmulatedRun:
 
     def collect(self) -> None:
         """Take over what was seen of this thread's launches."""
-        variant = self.emulation.variant
-        if variant == "check":
-            found = take_findings(_emulator(variant).library)
-            with self._lock:
-                for finding in found:
-                    self._add(finding)
-        elif variant == "profile":
-            taken = take_profiles(_emulator(variant).library)
-            with self._lock:
-                self._profiles += taken
+        findings, profiles = _seen(self.emulation.variant)
+        with self._lock:
+            for finding in findings:
+                self._add(finding)
+            self._profiles += profiles
 
     def warn_of_unread(self) -> str:
         """The sentence about findings that nobody has asked for; empty where there are none."""
@@ -293,6 +302,12 @@ def collecting(run: EmulatedRun) -> Iterator[None]:
 
     It puts no target in place: for who has launches of their own.
     """
+    variant, outer = run.emulation.variant, _CURRENT_RUN.get()
+    if variant in _emulators:
+        if outer is not None and outer.emulation.variant == variant:
+            outer.collect()
+        else:
+            _seen(variant)  # of launches by others, which are nothing to this run
     run_before = _CURRENT_RUN.set(run)
     try:
         yield

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from launches import assembled, kernel_text, launch_code
 
-from jitfmha.emulator import Emulator
+from jitfmha.emulator import Emulator, emulate
 from jitfmha.emulator.estimate import Estimate, Event, TimedWorkgroup, Timing, estimate_launch
 from jitfmha.emulator.profile import LaunchProfile, set_profile_options, take_profiles
 from jitfmha.emulator.rates import rates_of, rates_of_chip
@@ -360,8 +360,11 @@ def test_all_workgroups_run_where_some_wait_for_others(profiler):
 
 def test_a_fault_at_a_flag_ends_the_launch(profiler):
     text = _kernel({0: 10}, "global_store_dword v1, v2, s[4:5] offset:1024 sc1", _LOAD, 1)
-    with pytest.raises(RuntimeError, match="outside of all memory"):
-        _profile(profiler, "gfx942", text, 4, instruction_budget=1_000_000)
+    for _ in range(2):  # the second time there has been a run
+        with pytest.raises(RuntimeError, match="outside of all memory"):
+            _profile(profiler, "gfx942", text, 4, instruction_budget=1_000_000)
+        with emulate("gfx942", profile=True) as run:
+            assert run.profiles() == (), "a run has those of launches before it"
 
 
 # ---- On the chip ---------------------------------------------------------------------------------
