@@ -19,7 +19,6 @@ from ..amd.node import VIRTUAL_NODE
 from ..jit.regular_file import path_inside, read_regular_file
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from ..amd.recording_runtime import Started

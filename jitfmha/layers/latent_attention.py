@@ -11,7 +11,7 @@ from ..call.interface import fmha_fwd
 from ..problem.checks import describe
 from .attention import AttentionCache, rotary_tables
 from .kv_cache import Rotary, flash_attn_with_kvcache
-from .mla import mla_fwd
+from .mla import absorbed_qkv, mla_fwd, projected_qkv, with_values_projected
 
 Form = Literal["naive", "absorbed", "flash"]
 
@@ -24,7 +24,7 @@ class LatentAttention(nn.Module):
 
     * "naive" projects keys and values. A cache holds those of all heads.
     * "absorbed" projects queries and outputs, and all heads attend to the latent. A cache holds the
-      latents, in ``1 / num_heads`` of the room or less.
+      latents: of each token ``kv_lora_rank + qk_rope_head_dim`` numbers, however many heads.
     * "flash" takes whichever of the two is less work, as :func:`jitfmha.mla_fwd` does; with a cache
       it is the absorbed one.
 
@@ -128,7 +128,7 @@ class LatentAttention(nn.Module):
         )
         latent, k_pe = self.wkv_a(x).split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
         latent = self.kv_norm(latent)
-        q_pe, k_pe = self._rotated(q_pe, k_pe.unsqueeze(-2), cache)
+        q_pe, k_pe = self._rotated(q_pe, k_pe, cache)
         out = self._attended(q_nope, q_pe, latent, k_pe, cache)
         projected: Tensor = self.wo(out.flatten(-2))
         return projected
@@ -181,22 +181,15 @@ class LatentAttention(nn.Module):
         cache: AttentionCache | None,
     ) -> Tensor:
         wkv_b = self.wkv_b.weight.unflatten(0, (self.num_heads, -1))
+        inputs = q_nope, q_pe, latent, k_pe, wkv_b
         if self.form == "flash" and cache is None:
-            inputs = q_nope, q_pe, latent, k_pe.squeeze(-2), wkv_b
             found = mla_fwd(*inputs, softmax_scale=self.softmax_scale, mask=self._mask)
             assert isinstance(found, Tensor)
             return found
-        parts = [self.qk_nope_head_dim, self.v_head_dim]
         if self.form == "naive":
-            k_nope, v = self.wkv_b(latent).unflatten(-1, (self.num_heads, -1)).split(parts, dim=-1)
-            q = torch.cat([q_nope, q_pe], dim=-1)
-            k = torch.cat([k_nope, k_pe.expand(*k_nope.shape[:-1], -1)], dim=-1)
-            return self._over(q, k, v, cache)
-        of_keys, of_values = wkv_b.split(parts, dim=1)
-        q = torch.cat([torch.einsum("bshd,hdc->bshc", q_nope, of_keys), q_pe], dim=-1)
-        k = torch.cat([latent.unsqueeze(-2), k_pe], dim=-1)
-        out = self._over(q, k, k[..., : self.kv_lora_rank], cache)
-        return torch.einsum("bshc,hdc->bshd", out, of_values)
+            return self._over(*projected_qkv(*inputs), cache)
+        out = self._over(*absorbed_qkv(*inputs), cache)
+        return with_values_projected(out, wkv_b, self.qk_nope_head_dim)
 
     def _over(self, q: Tensor, k: Tensor, v: Tensor, cache: AttentionCache | None) -> Tensor:
         """Attention of queries that a form has projected over its keys and values."""
@@ -218,9 +211,9 @@ class LatentAttention(nn.Module):
         length = q_pe.shape[1] if cache is None else cache.k.shape[1]
         tables = rotary_tables(self.qk_rope_head_dim, self.rotary_base, length, q_pe.device)
         rotary = Rotary(*tables, self.rotary_interleaved)
-        first = torch.zeros(q_pe.shape[0], dtype=torch.long, device=q_pe.device)
-        if cache is not None:
+        if cache is None:
+            first = torch.zeros(q_pe.shape[0], dtype=torch.long, device=q_pe.device)
+        else:
             first = cache.seqlens.long()
-        return rotary.rotated("q", q_pe, first, moves=True), rotary.rotated(
-            "k", k_pe, first, moves=True
-        )
+        q_pe = rotary.rotated("q", q_pe, first, moves=True)
+        return q_pe, rotary.rotated("k", k_pe.unsqueeze(-2), first, moves=True).squeeze(-2)

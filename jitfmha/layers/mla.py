@@ -146,18 +146,36 @@ def mla_fwd(
         (_is_on_cpu(q_nope) or (q_nope.dtype != torch.float32 and not needs_gradient))
         and _is_absorbed_form_less_work(q_nope, q_pe, kv, hdim_v, options.get("cu_seqlens_q"))
     ):
-        of_keys, of_values = wkv_b.split([hdim, hdim_v], dim=1)
-        q = torch.cat([torch.einsum("...hd,hdc->...hc", q_nope, of_keys), q_pe], dim=-1)
-        k = torch.cat([kv, k_pe], dim=-1).unsqueeze(-2)
-        out, lse = fmha_fwd(q, k, k[..., : kv.shape[-1]], return_lse=True, **options)
-        projected = torch.einsum("...hc,hdc->...hd", out, of_values)
+        out, lse = fmha_fwd(*absorbed_qkv(*inputs), return_lse=True, **options)
+        projected = with_values_projected(out, wkv_b, hdim)
         return (projected, lse) if return_lse else projected
-    q = torch.cat([q_nope, q_pe], dim=-1)
+    return fmha_fwd(*projected_qkv(*inputs), return_lse=return_lse, **options)
+
+
+def projected_qkv(
+    q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor, wkv_b: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What attention with the model's head dimensions takes, of arguments of :func:`mla_fwd`."""
+    hdim = q_nope.shape[-1]
     rows = torch.nn.functional.linear(kv, wkv_b.flatten(0, 1)).unflatten(-1, wkv_b.shape[:2])
-    k_nope, v = rows.split([hdim, hdim_v], dim=-1)
+    k_nope, v = rows.split([hdim, wkv_b.shape[1] - hdim], dim=-1)
     positional = k_pe.unsqueeze(-2).expand(*k_nope.shape[:-1], -1)
-    k = torch.cat([k_nope, positional], dim=-1)
-    return fmha_fwd(q, k, v, return_lse=return_lse, **options)
+    return torch.cat([q_nope, q_pe], dim=-1), torch.cat([k_nope, positional], dim=-1), v
+
+
+def absorbed_qkv(
+    q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor, wkv_b: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What attention to the latent takes; :func:`with_values_projected` makes the output of it."""
+    of_keys = wkv_b[:, : q_nope.shape[-1]]
+    q = torch.cat([torch.einsum("...hd,hdc->...hc", q_nope, of_keys), q_pe], dim=-1)
+    k = torch.cat([kv, k_pe], dim=-1).unsqueeze(-2)
+    return q, k, k[..., : kv.shape[-1]]
+
+
+def with_values_projected(out: Tensor, wkv_b: Tensor, hdim: int) -> Tensor:
+    """The output of heads, of that of attention to the latent; ``hdim`` is that of ``q_nope``."""
+    return torch.einsum("...hc,hdc->...hd", out, wkv_b[:, hdim:])
 
 
 def _is_absorbed_form_less_work(
