@@ -17,7 +17,8 @@ from torch import Tensor
 
 from jitfmha.cli.output import table
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# Another vendor's GPU is none for these calls.
+DEVICE = torch.device("cuda" if torch.version.hip and torch.cuda.is_available() else "cpu")
 KEY_HEADS = {"mha": lambda heads: heads, "gqa": lambda heads: 3, "mqa": lambda heads: 1}
 BIAS_TYPES = ("no", "bias", "alibi")
 _REPEATS = 5
