@@ -38,10 +38,13 @@ def test_command(tmp_path, run):
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--hdim", "80"), "no kernel that comes ready serves"),
-        (("--hdim", "wide"), "--hdim: wide is not a number"),
+        (("--hdim", "600"), "must be between 1 and 576"),
+        (("--features", "haste"), "features hold 'haste'; use 'lse', "),
+        (("--features", "paged_keys", "--mode", "gm0"), "cu_seqlens_k"),
+        (("--dtype", "int8", "--direction", "backward"), "no kernel serves what is selected"),
+        (("--hdim", "wide"), "wide is not a number"),
         (("--arch", "gfx90a"), "gfx90a"),
-        (("--dtype", "fp32"), "fp32"),
+        (("--dtype", "fp64"), "fp64"),
     ],
 )
 def test_usage_errors(flags, complaint, tmp_path, run):
@@ -90,3 +93,20 @@ def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space left"):
         publish(tmp_path / "another", FILES)
     assert os.listdir(tmp_path) == ["library"]
+
+
+def test_what_a_profile_has(tmp_path, run):
+    """The flags take the place of its parts, and what comes ready is not compiled."""
+    flags = ("--arch", "gfx942", "--profile", "training", "--hdims", "64,24", "--dtype", "fp16")
+    few = ("--mask", "none", "--mode", "gm0", "--features", "alibi+dropout,plain")
+    said = run("export", *flags, *few, "--json", "-o", tmp_path / "library").json["kernels"]
+    compiled = sorted(name for name in said if "_compiled_" in name)
+    assert compiled == sorted(
+        f"fmha_{way}_compiled_hd{hdims}_fp16_{words}gm0_gfx942"
+        for way, hdims, words in (
+            *(("fwd", "24x24", words) for words in ("", "alibi_dropout_")),
+            *(("fwd", "64x64", "alibi_dropout_"),),
+            *(("bwd", f"{n}x{n}", words) for n in (24, 64) for words in ("", "alibi_dropout_")),
+        )
+    )
+    assert len(said) > len(compiled)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import argparse
+from itertools import chain
 from typing import Any
 
-from ..export import Selection, export
+from ..export import export, features_named, selection_of
 from .exit_codes import OK, UsageError
 from .output import print_json, progress
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the library, and say what it holds."""
-    flags = ("direction", "dtype", "hdim", "mask", "mode", "bf16_cvt")
+    flags = ("direction", "dtype", "mask", "mode", "bf16_cvt")
     given = ((f"{flag}s", getattr(args, flag)) for flag in flags)
     chosen: dict[str, Any] = {name: tuple(x) for name, x in given if x is not None}
-    selection = Selection(tuple(dict.fromkeys(args.arch)), **chosen)
+    if args.hdim is not None:
+        chosen["hdims"] = tuple(chain.from_iterable(args.hdim))
     try:
+        if args.features is not None:
+            chosen["features"] = tuple(map(features_named, chain.from_iterable(args.features)))
+        selection = selection_of(tuple(dict.fromkeys(args.arch)), args.profile, chosen)
         names = export(selection, args.output, lambda name: progress(f"compiled {name}"))
-    except ValueError as error:
+    except (NotImplementedError, TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
     if args.json:
         print_json({"folder": str(args.output), "kernels": names})

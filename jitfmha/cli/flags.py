@@ -69,6 +69,11 @@ def _hdims(text: str) -> tuple[int, int]:
         raise argparse.ArgumentTypeError(text) from None
 
 
+def _several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Read values that have commas between."""
+    return lambda text: [read(each) for each in text.split(",")]
+
+
 def _dtypes(text: str) -> str | tuple[str, str]:
     """Read the data type of all inputs, or that of q and that of k and v with a comma between."""
     of_q, separator, of_kv = text.partition(",")
@@ -388,18 +393,26 @@ def _add_export(commands: Any) -> None:
         "export",
         "write a C++ library with the AMD kernels, which needs no torch",
         "Write the sources of a C++17 library with the kernels embedded, a header, CMake and "
-        "pkg-config files. Kernels are those that come ready; beside these, backward ones are "
-        "compiled now. The folder is complete, or it is not there.",
+        "pkg-config files. Kernels are those that come ready; beside these, what the flags name "
+        "is compiled now. The folder is complete, or it is not there.",
     )
     flag = parser.add_argument
     flag("--arch", action="append", required=True, choices=_ARCHS, help="may be given twice")
     folder = "absent, empty, or an earlier export"
     flag("-o", "--output", type=Path, required=True, metavar="DIR", help=folder)
+    profile = "also compile what a profile of `build` has, the flags below in place of its parts"
+    flag("--profile", choices=PROFILE_NAMES, metavar="NAME", help=profile)
     flag("--direction", nargs="+", choices=_DIRECTIONS, help="(default: both)")
-    dtypes = "(default: all); backward has no fp8"
-    flag("--dtype", nargs="+", choices=["bf16", "fp16", "fp8"], help=dtypes)
+    dtypes = "(default: bf16 fp16 fp8); backward has neither fp8 nor int8"
+    flag("--dtype", nargs="+", choices=["bf16", "fp16", "fp8", "fp32", "int8"], help=dtypes)
     hdims = f"{_HDIMS}all that come ready, and of compiled kernels 64 and 128)"
-    flag("--hdim", nargs="+", type=_hdims, metavar="HDIM", help=hdims)
+    many = {"nargs": "+", "type": _several(_hdims), "help": hdims}
+    flag("--hdim", "--hdims", metavar="HDIM", **many)
+    features = (
+        "compile kernels for calls with these, as plain, bias,dropout for each of two, or "
+        "bias+dropout for both (default: plain)"
+    )
+    flag("--features", nargs="+", type=_several(str), metavar="FEATURES", help=features)
     flag("--mask", nargs="+", choices=["none", "causal"], help="(default: both)")
     flag("--mode", nargs="+", choices=_MODES, help="batch, packed (default: both)")
     rounding = "how gfx942 rounds to bf16 (default: all three, and of compiled kernels rtne)"

@@ -8,17 +8,32 @@ from pathlib import Path
 from .folder import ForeignFilesError, check_folder, publish
 from .kernels import (
     DTYPES,
+    FEATURES,
     MASKS,
     Selection,
     backward_passes,
-    compiled,
+    compiled_backward,
+    compiled_forward,
+    features_named,
     forward_kernels,
+    forward_passes,
     ready_backward_kernels,
+    selection_of,
 )
 from .library import library_files
 from .translation import TranslationError
 
-__all__ = ["DTYPES", "MASKS", "ForeignFilesError", "Selection", "TranslationError", "export"]
+__all__ = [
+    "DTYPES",
+    "FEATURES",
+    "MASKS",
+    "ForeignFilesError",
+    "Selection",
+    "TranslationError",
+    "export",
+    "features_named",
+    "selection_of",
+]
 
 
 def export(
@@ -30,28 +45,31 @@ def export(
         selection: which ones.
         folder: absent, empty, or with an earlier export, which is replaced. It is complete or not
             there at any time.
-        on_compiled: called with the name of each backward pass as soon as it is compiled.
+        on_compiled: called with the name of each kernel or pass as soon as it is compiled.
 
     Returns:
         The names of the kernels; of a backward pass's what they begin with.
 
     Raises:
         ForeignFilesError: the folder holds something else.
-        NotImplementedError: no kernel serves a backward pass that is selected.
+        NotImplementedError: no kernel serves anything that is selected.
         jitfmha.amd.code_object.CodeObjectError: a kernel that comes ready is not what it should be.
         ValueError: nothing is selected.
         jitfmha.BuildError: a kernel does not compile; nothing was written then.
     """
     check_folder(folder)
-    passes = backward_passes(selection)
     forward = list(forward_kernels(selection))
     # In order of preference, which is that of the families in Python.
     backward = list(ready_backward_kernels(selection))
-    for traits in passes:
-        backward.append(compiled(traits))
-        if on_compiled is not None:
-            on_compiled(traits.name)
+    forward_traits, backward_traits = forward_passes(selection, forward), backward_passes(selection)
+    said = on_compiled or (lambda name: None)
+    for each in forward_traits:
+        forward.append(compiled_forward(each))
+        said(each.name)
+    for pass_ in backward_traits:
+        backward.append(compiled_backward(pass_))
+        said(pass_.name)
     if not forward and not backward:
-        raise ValueError("no kernel that comes ready serves what is selected")
+        raise ValueError("no kernel serves what is selected")
     publish(folder, library_files(forward, backward))
     return [*(x.name for x in forward), *(x.name for x in backward)]

@@ -1,34 +1,62 @@
-"""Which kernels a library gets: those that come ready, and compiled backward passes."""
+"""Which kernels a library gets: those that come ready, and those that are compiled for it."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 from .. import jit
-from ..ahead.combination import Combination
+from ..ahead.combination import NAMED_FEATURES, Combination, check_combination, known
+from ..ahead.profiles import PLAIN, PROFILES, Features, Subset
 from ..amd.chips import Arch, architecture, chip
 from ..amd.code_object import CodeObjectError
 from ..amd.manifest import AnyRow, KernelRow
 from ..amd.tree import Tree, trees_of
 from ..kernels.compiled.backward_launch import BackwardKernel
 from ..kernels.compiled.backward_traits import BackwardTraits, backward_spec
+from ..kernels.compiled.decode import DECODE_WAVES
 from ..kernels.compiled.rules import RULES
-from ..kernels.compiled.traits import far_stride_bytes
+from ..kernels.compiled.traits import (
+    Access,
+    ForwardTraits,
+    far_stride_bytes,
+    kernel_spec,
+    row_of_built,
+)
 from ..kernels.ready.backward.kernels import kernels_of
 from ..kernels.ready.backward.limits import FAR_STRIDE_BYTES
 from ..kernels.rules import reasons_of
 from ..problem.arguments import Bf16Cvt
-from ..problem.mask import CAUSAL_MASK, NO_MASK
-from ..problem.problem import BF16_CVTS, Direction, Mode
+from ..problem.dtypes import EIGHT_BIT_NAMES, FP8_NAMES
+from ..problem.features import Feature
+from ..problem.mask import CAUSAL_MASK, NO_MASK, Mask
+from ..problem.problem import BF16_CVTS, Direction, Mode, Problem
 
-DTYPES = ("bf16", "fp16", "fp8")
-"""What exported calls take: of fp8 forward calls, in the form that the chip has."""
+DTYPES = ("bf16", "fp16", "fp8", "fp32", "int8")
+"""What exported calls take: of fp8 and int8 forward calls, of fp8 in the form that the chip has."""
+READY_DTYPES = DTYPES[:3]
+"""Those of kernels that come ready."""
+FEATURES = tuple(
+    name
+    for name, feature in NAMED_FEATURES.items()
+    if feature
+    not in (
+        *(Feature.QUERY_HEAD_DESCALES, Feature.TOKEN_DESCALES),
+        *(Feature.PACKED_PAGES, Feature.SPLIT_RESULTS),
+    )
+)
+"""What exported calls may have, by the names that ``build`` knows."""
 MASKS = {"none": NO_MASK, "causal": CAUSAL_MASK}
 """Kernels with a mask take both corners, but for those of forward with a tile, which have one."""
 _MODES: tuple[Mode, ...] = ("gm0", "gm1")
-_DTYPES_OF_BACKWARD = ("bf16", "fp16")
+_DTYPES_OF_BACKWARD = ("bf16", "fp16", "fp32")
+# One mask with both sides stands for all: a compiled kernel is told of its window at each call.
+_ANY_MASK = Mask(left=1, right=0)
+# Of whichever size: a compiled kernel that has no rows but those of a tile serves any length.
+_MANY_QUERIES = 4096
+_T = TypeVar("_T", ForwardTraits, BackwardTraits)
 _HDIMS_OF_COMPILED = ((64, 64), (128, 128))
 _CVTS_OF_COMPILED: tuple[Bf16Cvt, ...] = ("rtne",)
 
@@ -39,23 +67,79 @@ class Selection(NamedTuple):
     Attributes:
         hdims: of q and k, and of v. None: all that come ready, and of compiled kernels 64 and 128.
         bf16_cvts: where there is a choice. None: all that come ready, and of compiled kernels rtne.
+        features: of calls that compiled kernels serve; each of these has all that are in one value.
+        subsets: what is compiled, in place of what the other fields say of it.
     """
 
     arches: tuple[Arch, ...]
     directions: tuple[Direction, ...] = ("forward", "backward")
-    dtypes: tuple[str, ...] = DTYPES
+    dtypes: tuple[str, ...] = READY_DTYPES
     hdims: tuple[tuple[int, int], ...] | None = None
     masks: tuple[str, ...] = tuple(MASKS)
     modes: tuple[Mode, ...] = _MODES
     bf16_cvts: tuple[Bf16Cvt, ...] | None = None
+    features: tuple[Features, ...] | None = None
+    subsets: tuple[Subset, ...] = ()
+
+
+def selection_of(
+    arches: tuple[Arch, ...], profile: str | None, chosen: Mapping[str, Any]
+) -> Selection:
+    """Select what a profile has, with what is chosen in place of its parts, by ``Selection``."""
+    if profile is None:
+        return Selection(arches, **chosen)
+    given = {name: x for name, x in chosen.items() if name != "bf16_cvts"}
+    if "dtypes" in given:
+        given["dtypes"] = tuple((x, x) for dtype in given["dtypes"] for x in _full_names(dtype))
+    if "masks" in given:
+        given["masks"] = tuple(MASKS[x] for x in given["masks"])
+    subsets = tuple(each._replace(**given) for each in PROFILES[profile])
+    return Selection(arches, **chosen, subsets=subsets)
+
+
+def features_named(text: str) -> Features:
+    """Read the features of a call from a text such as "bias+dropout"; "plain" has none.
+
+    Raises ``ValueError`` for one that exported calls do not have.
+    """
+    names = () if text == "plain" else tuple(text.split("+"))
+    for name in names:
+        known("features hold", name, FEATURES)
+    return names
+
+
+def _full_names(dtype: str) -> tuple[str, ...]:
+    return tuple(FP8_NAMES.values()) if dtype == "fp8" else (dtype,)
+
+
+class CompiledFor(NamedTuple):
+    """What a call has to ask for, to be served by a compiled kernel.
+
+    Attributes:
+        features: words that are joined by "+"; none for a plain call.
+        access: how keys and values are reached.
+        slices, columns: of the output's columns there are as many slices, of so many.
+        far_stride_bytes: from where on rows are too far apart.
+    """
+
+    dtype: str
+    features: str
+    access: Access
+    slices: int
+    columns: int
+    far_stride_bytes: int
 
 
 class ForwardKernel(NamedTuple):
-    """A row of a manifest and its code object."""
+    """A row of a manifest, or as a manifest has them, and its code object.
+
+    ``compiled_for`` is None of one that comes ready.
+    """
 
     arch: Arch
     row: KernelRow
     image: bytes
+    compiled_for: CompiledFor | None = None
 
     @property
     def name(self) -> str:
@@ -63,7 +147,8 @@ class ForwardKernel(NamedTuple):
 
     @property
     def has_roundings(self) -> bool:
-        return architecture(self.arch).has_roundings(self.row.dtype)
+        dtype = self.row.dtype if self.compiled_for is None else self.compiled_for.dtype
+        return architecture(self.arch).has_roundings(dtype)
 
 
 class BackwardKernels(NamedTuple):
@@ -75,10 +160,12 @@ class BackwardKernels(NamedTuple):
         adds_dq_up: whether dq is added up in float32, by all workgroups together.
         is_deterministic: whether its order is always one.
         far_stride_bytes: from where on rows are too far apart.
+        features: as ``CompiledFor`` has them.
     """
 
     arch: Arch
     row: KernelRow
+    dtype: str
     has_roundings: bool
     adds_dq_up: bool
     is_deterministic: bool
@@ -86,6 +173,7 @@ class BackwardKernels(NamedTuple):
     name: str
     kernels: tuple[BackwardKernel, ...]
     image: bytes
+    features: str = ""
 
 
 def forward_kernels(selection: Selection) -> Iterator[ForwardKernel]:
@@ -119,6 +207,7 @@ def ready_backward_kernels(selection: Selection) -> Iterator[BackwardKernels]:
             yield BackwardKernels(
                 arch=arch,
                 row=row,
+                dtype=row.dtype,
                 has_roundings=architecture(arch).has_roundings(row.dtype),
                 adds_dq_up=True,
                 is_deterministic=listed.is_deterministic,
@@ -152,31 +241,177 @@ def _is_selected(row: KernelRow, arch: Arch, selection: Selection) -> bool:
     )
 
 
+# ---- What is compiled ----------------------------------------------------------------------------
+
+
+def forward_passes(
+    selection: Selection, ready: Iterable[ForwardKernel]
+) -> tuple[ForwardTraits, ...]:
+    """What is compiled of forward kernels: what is selected and does not come ready.
+
+    Of the kernels that serve a call, that is the one which serves any lengths and heads. Where no
+    head dimensions, features or profile are named, all that is selected comes ready.
+
+    Raises ``NotImplementedError``, ``TypeError`` or ``ValueError`` where nothing can be compiled.
+    """
+    if not (selection.hdims or selection.features or selection.subsets):
+        return ()
+    served = {_kind_of(kernel) for kernel in ready}
+    passes: list[ForwardTraits] = []
+    refusals: list[Exception] = []
+    for arch, wanted in _combinations(selection, "forward"):
+        dtype = "fp8bf16" if wanted.dtype in FP8_NAMES.values() else wanted.dtype
+        kind = (arch, dtype, wanted.hdim_q, wanted.hdim_v, not wanted.mask.is_none, wanted.mode)
+        is_plain = wanted.features <= {*_MEANT_BY_OTHERS, Feature.DESCALES}
+        if is_plain and kind in served:
+            continue
+        try:
+            for problem in _problems(selection, wanted, arch):
+                traits = ForwardTraits.of(problem, arch, _units(arch))
+                passes += _variants(_of_any_lengths(traits))
+        except _REFUSALS as error:
+            refusals.append(error)
+    return _each_once(passes, refusals)
+
+
 def backward_passes(selection: Selection) -> tuple[BackwardTraits, ...]:
     """What is compiled for the backward passes that are selected, each once.
 
-    Raises ``NotImplementedError`` for one that no kernel serves.
+    Raises ``NotImplementedError``, ``TypeError`` or ``ValueError`` where none can be.
     """
-    if "backward" not in selection.directions:
-        return ()
-    passes: dict[BackwardTraits, None] = {}
-    for arch, dtype, (hdim_q, hdim_v), mask, mode, cvt in itertools.product(
-        selection.arches,
-        [dtype for dtype in _DTYPES_OF_BACKWARD if dtype in selection.dtypes],
+    passes: list[BackwardTraits] = []
+    refusals: list[Exception] = []
+    for arch, wanted in _combinations(selection, "backward"):
+        try:
+            for problem in _problems(selection, wanted, arch):
+                passes += _variants(BackwardTraits.of(problem, arch))
+        except _REFUSALS as error:
+            refusals.append(error)
+    return _each_once(passes, refusals)
+
+
+_REFUSALS = NotImplementedError, TypeError, ValueError
+# What a kernel does not differ by.
+_MEANT_BY_OTHERS = Feature.LSE, Feature.PADDED_SEQUENCES
+
+
+def _combinations(selection: Selection, direction: Direction) -> Iterator[tuple[Arch, Combination]]:
+    """The kinds of calls that are selected, of those that exported calls can ask for."""
+    dtypes = [x for dtype in selection.dtypes for x in _full_names(dtype)]
+    own = Subset(
+        tuple((dtype, dtype) for dtype in dtypes),
         selection.hdims or _HDIMS_OF_COMPILED,
-        selection.masks,
+        tuple(MASKS[mask] for mask in selection.masks),
         selection.modes,
-        selection.bf16_cvts or _CVTS_OF_COMPILED,
-    ):
-        wanted = Combination(dtype, dtype, hdim_q, hdim_v, MASKS[mask], mode, "backward")
+        selection.directions,
+        selection.features or (PLAIN,),
+    )
+    served = DTYPES if direction == "forward" else _DTYPES_OF_BACKWARD
+    names = [x for dtype in served for x in _full_names(dtype)]
+    for arch, subset in itertools.product(selection.arches, selection.subsets or (own,)):
+        if direction not in subset.directions:
+            continue
+        for (dtype, kv_dtype), hdims, mask, mode, features in itertools.product(
+            subset.dtypes, subset.hdims, subset.masks, subset.modes, subset.features
+        ):
+            is_of_arch = dtype not in FP8_NAMES.values() or dtype == architecture(arch).fp8_dtype
+            if not (dtype == kv_dtype and dtype in names and is_of_arch):
+                continue
+            if not {*features} <= {*FEATURES}:
+                continue
+            asked = {NAMED_FEATURES[name] for name in features}
+            if dtype in EIGHT_BIT_NAMES:
+                asked.add(Feature.DESCALES)
+            yield (
+                arch,
+                Combination(
+                    *(dtype, kv_dtype, *hdims, mask if mask.is_none else _ANY_MASK, mode),
+                    *(direction, frozenset(asked)),
+                    seqlen_q=_MANY_QUERIES,
+                    seqlen_k=_MANY_QUERIES,
+                ),
+            )
+
+
+def _problems(selection: Selection, wanted: Combination, arch: Arch) -> Iterator[Problem]:
+    """A problem for each rounding; raises what such a call would."""
+    check_combination(wanted)
+    for cvt in selection.bf16_cvts or _CVTS_OF_COMPILED:
         problem = wanted.problem()._replace(bf16_cvt=cvt)
         for reason in reasons_of(RULES, problem, arch):
             raise NotImplementedError(str(reason))
-        passes[BackwardTraits.of(problem, arch)] = None
-    return tuple(passes)
+        yield problem
 
 
-def compiled(traits: BackwardTraits) -> BackwardKernels:
+def _of_any_lengths(traits: ForwardTraits) -> ForwardTraits:
+    """The kernel that is compiled for no special lengths, heads or rows of keys."""
+    return replace(
+        traits,
+        stacks_heads=False,
+        row_blocks=None,
+        decode_blocks=None,
+        decode_waves=DECODE_WAVES,
+        takes_turns=False,
+        lists_work=False,
+    )
+
+
+def _variants(traits: _T) -> Iterator[_T]:
+    """The kernels of such calls: with another soft cap, and with pages of any size."""
+    yield traits
+    if traits.access == "wide_pages":
+        yield from _variants(replace(traits, access="paged"))
+    if traits.modifiers.asked.logit_softcap and not traits.has_large_softcap:
+        yield from _variants(replace(traits, has_large_softcap=True))
+
+
+def _each_once(passes: list[_T], refusals: list[Exception]) -> tuple[_T, ...]:
+    if refusals and not passes:
+        raise refusals[0]
+    return tuple(dict.fromkeys(passes))
+
+
+def _kind_of(kernel: ForwardKernel) -> tuple[object, ...]:
+    row = kernel.row
+    return kernel.arch, row.dtype, row.hdim_q, row.hdim_v, row.mask != 0, _MODES[row.mode]
+
+
+def _units(arch: Arch) -> int:
+    return chip(architecture(arch).unlisted_chip).compute_units
+
+
+def features_of(traits: ForwardTraits | BackwardTraits) -> str:
+    """The words by which exported calls find a kernel that was compiled for their features."""
+    of_8_bits: tuple[str, ...] = ()
+    if isinstance(traits, ForwardTraits):
+        of_8_bits = (
+            "descales" if traits.has_descales else "",
+            "int8_probabilities" if traits.has_int8_probabilities else "",
+        )
+    words = (
+        *of_8_bits,
+        "column_major_v" if traits.has_column_major_v else "",
+        "paged_keys" if traits.access in ("paged", "wide_pages") else "",
+        *traits.modifiers.words(),
+        "large_softcap" if traits.has_large_softcap else "",
+    )
+    return "+".join(word for word in words if word)
+
+
+def compiled_forward(traits: ForwardTraits) -> ForwardKernel:
+    """A forward kernel from the build cache, or compiled.
+
+    Raises ``jitfmha.BuildError`` where it cannot be.
+    """
+    image = jit.read(kernel_spec(traits))
+    row = row_of_built(traits, image)
+    far = far_stride_bytes(traits.tile)
+    columns = traits.slices, traits.made_columns
+    compiled_for = CompiledFor(traits.dtype, features_of(traits), traits.access, *columns, far)
+    return ForwardKernel(traits.arch, row, image, compiled_for)
+
+
+def compiled_backward(traits: BackwardTraits) -> BackwardKernels:
     """A backward pass's kernels, from the build cache or compiled.
 
     Raises ``jitfmha.BuildError`` where they cannot be.
@@ -185,6 +420,7 @@ def compiled(traits: BackwardTraits) -> BackwardKernels:
     return BackwardKernels(
         arch=traits.arch,
         row=kernels[0].row,
+        dtype=traits.dtype,
         has_roundings=architecture(traits.arch).has_roundings(traits.dtype),
         adds_dq_up=False,
         is_deterministic=True,
@@ -192,4 +428,5 @@ def compiled(traits: BackwardTraits) -> BackwardKernels:
         name=traits.name,
         kernels=kernels,
         image=jit.read(backward_spec(traits)),
+        features=features_of(traits),
     )

@@ -5,44 +5,48 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import get_args
 
 from .. import jit
-from ..ahead.combination import Combination
 from ..amd.chips import Arch, architecture, chip, chips
+from ..amd.kernel_arguments import MODIFIERS
 from ..amd.manifest import KernelDtype
 from ..amd.runtime import PCI_CHIP_ID
+from ..jit.shared_struct import FLOAT
 from ..jit.toolchain.hip_libraries import SYSTEM_NAMES
-from ..kernels.compiled.modifiers import (
-    modifier_constants,
-    packed_modifiers,
-    values_beside,
-    window_of,
-)
+from ..kernels.compiled.modifiers import OPEN_SIDE
+from ..kernels.compiled.traits import LARGE_SOFTCAP, WIDE_PAGE_ROWS
 from ..kernels.launcher import Block, LauncherKind, launcher_sources
 from ..kernels.ready.limits import FIELD_END, GRID_END, MOST_ROWS
-from ..problem.dtypes import DTYPE_BYTES
-from ..problem.mask import Mask, parse_mask
+from ..problem.dtypes import DTYPE_BYTES, plain_out_dtype
 from ..problem.problem import MAX_HDIM, Direction, Mode
+from ..problem.score_features import (
+    NUMBER_FEATURES,
+    SCORE_FEATURES,
+    TENSOR_FEATURES,
+    ScoreFeature,
+)
 from ..version import __version__
 from .kernels import BackwardKernels, ForwardKernel
 from .policy import policy_in_cpp, row_in_cpp
 
 _HEADER = "// Written by python -m jitfmha export.\n"
 _LINE_BYTES = 64
-_MASKS: tuple[Mask, ...] = tuple(parse_mask(number) for number in range(3))
-"""By the numbers of ``jitfmha::Mask``."""
-_DTYPE_NAMES: dict[str, KernelDtype] = {
+_READY_DTYPES: dict[str, KernelDtype] = {
     "bf16": "bf16",
     "fp16": "fp16",
     **dict.fromkeys(("fp8_e4m3fnuz", "fp8_e4m3fn"), "fp8bf16"),
 }
-"""The members of ``jitfmha::DataType`` in order, and those of manifests."""
-_NO_PAGES = (0,) * 7
+"""The members of ``jitfmha::DataType`` that manifests have, in order, and their names there."""
+_DTYPES = (*_READY_DTYPES, "fp32", "int8")
+"""All members of ``jitfmha::DataType`` in order."""
+_SCORE_DTYPES = ("bool", "bf16", "fp16", "fp32")
+"""Those of ``jitfmha::ScoreType``, whose first one has no such name in C++."""
 _BLOCKS: tuple[tuple[Direction, Block], ...] = (
     ("forward", "ready"),
+    ("forward", "compiled"),
     ("backward", "ready"),
     ("backward", "compiled"),
 )
@@ -80,7 +84,9 @@ def library_files(
     files = {
         "CMakeLists.txt": _rendered("CMakeLists.txt", {**about, "sources": "\n  ".join(sources)}),
         "README.md": _rendered("README.md", about),
-        "include/jitfmha.h": _rendered("jitfmha.h", {**common, **about}),
+        "include/jitfmha.h": _rendered(
+            "jitfmha.h", {**common, **about, "score_arguments": _lines(_score_arguments(), 2)}
+        ),
         "jitfmha.pc": _rendered("jitfmha.pc", about),
         "src/code_objects.h": _rendered(
             "code_objects.h",
@@ -140,8 +146,11 @@ def _calls(
             "policy": policy_in_cpp().cpp,
             "forward_kernels": _lines(map(_forward_entry, forward)),
             "backward_kernels": _lines(map(_backward_entry, backward)),
-            "windows_of_masks": _lines(f'"{_text(window_of(mask))}",' for mask in _MASKS),
-            "modifiers_of_masks": _lines(f'"{_text(_modifiers(mask))}",' for mask in _MASKS),
+            "asked_scores": _lines(map(_asked, SCORE_FEATURES), 2),
+            "packed_scores": _lines(_packed_scores(), 2),
+            "open_side": OPEN_SIDE,
+            "large_softcap": f"{LARGE_SOFTCAP}f",
+            "wide_page_rows": WIDE_PAGE_ROWS,
             "chips": ", ".join(
                 f"{{{_arch(each.architecture.name)}, {pci_id:#x}, {each.xcds}}}"
                 for each in chips()
@@ -151,8 +160,12 @@ def _calls(
                 str(chip(architecture(arch).unlisted_chip).xcds) for arch in get_args(Arch)
             ),
             "arch_names": _quoted(get_args(Arch)),
-            "dtype_names": _quoted(_DTYPE_NAMES),
-            "dtypes_of_rows": ", ".join(f"KernelDtype::{x}" for x in _DTYPE_NAMES.values()),
+            "dtype_names": _quoted(_DTYPES),
+            "dtypes_of_rows": ", ".join(f"KernelDtype::{x}" for x in _READY_DTYPES.values()),
+            "input_bytes": ", ".join(str(DTYPE_BYTES[x]) for x in _DTYPES),
+            "result_bytes": ", ".join(str(DTYPE_BYTES[plain_out_dtype(x)]) for x in _DTYPES),
+            "score_dtype_names": _quoted(_SCORE_DTYPES),
+            "score_dtype_bytes": ", ".join(str(DTYPE_BYTES.get(x, 1)) for x in _SCORE_DTYPES),
             "fp8_dtypes": ", ".join(
                 f"DataType::{architecture(arch).fp8_dtype}" for arch in get_args(Arch)
             ),
@@ -168,11 +181,16 @@ def _calls(
 
 
 def _forward_entry(kernel: ForwardKernel) -> str:
-    row = kernel.row
+    row, made = kernel.row, kernel.compiled_for
     names = _quoted((row.name, row.symbol, row.combine_symbol or ""))
+    compiled_for = "{}"
+    if made is not None:
+        numbers = f"{made.slices}, {made.columns}, {made.far_stride_bytes}"
+        words = _quoted((made.features, made.access))
+        compiled_for = f"{{true, DataType::{made.dtype}, {words}, {numbers}}}"
     return (
         f"{{{_arch(kernel.arch)}, {row_in_cpp(row)}, {_bool(kernel.has_roundings)}, "
-        f"{row.threads}, {names}, {_image(kernel, row.file)}}},"
+        f"{row.threads}, {names}, {compiled_for}, {_image(kernel, row.file)}}},"
     )
 
 
@@ -184,17 +202,56 @@ def _backward_entry(each: BackwardKernels) -> str:
         for kernel in each.kernels
     )
     return (
-        f"{{{_arch(each.arch)}, {row_in_cpp(row)}, {_bool(each.has_roundings)}, "
+        f"{{{_arch(each.arch)}, {row_in_cpp(row)}, DataType::{each.dtype}, "
+        f'"{each.features}", {_bool(each.has_roundings)}, '
         f"{_bool(each.adds_dq_up)}, {_bool(each.is_deterministic)}, {each.far_stride_bytes}, "
         f'"{each.name}", {{{launches}}}, {_image(each, row.file)}}},'
     )
 
 
-def _modifiers(mask: Mask) -> bytes:
-    """What a plain call with that mask passes."""
-    problem = Combination("bf16", "bf16", 64, 64, mask).problem()
-    beside = values_beside(problem.sizes.v[-1] * DTYPE_BYTES[problem.dtype])
-    return packed_modifiers(None, None, _NO_PAGES, modifier_constants(problem), beside)
+# Of what changes scores the arguments, the words of kernels that have it, and what these are told
+# follow from the table of features: fields have the names that kernels know them by.
+
+
+def _score_arguments() -> Iterator[str]:
+    for row in SCORE_FEATURES:
+        if row in NUMBER_FEATURES:
+            number = "float" if row.schema == "float" else "std::int64_t"
+            yield f"{number} {row.name} = 0;"
+            continue
+        yield f"const {row.element}* {row.name} = nullptr;  // ({', '.join(row.dimensions)})"
+        if row.element == "void":
+            yield f"ScoreType {row.name}_dtype = ScoreType::fp32;"
+        strides = (f"{x} = {int(x == f'{row.word}_key')}" for x in row.stride_names)
+        yield f"std::int64_t {', '.join(strides)};"
+
+
+def _asked(row: ScoreFeature) -> str:
+    """Add the word of a feature, and the flag that exports it, where a call asks for it."""
+    one, *others = (feature.name.lower() for feature in row.features)
+    word, flag = f'"{row.word}"', f'"{one}"'
+    if row.element == "void":
+        dtype = f"args.{row.name}_dtype"
+        word = f'std::string("{row.word}_") + name_of({dtype})'
+        flag = f'{dtype} == ScoreType::boolean ? "{others[0]}" : {flag}'
+    # Backward finds it in the lse.
+    is_asked = f"args.{row.name}" if row.name != "sink" else f"is_forward && args.{row.name}"
+    return f"if ({is_asked}) asked.add({word}, {flag});"
+
+
+def _packed_scores() -> Iterator[str]:
+    for row in TENSOR_FEATURES:
+        is_untyped = row.element == "void"
+        address = f"static_cast<const char*>(args.{row.name})" if is_untyped else f"args.{row.name}"
+        yield f"modifiers.{row.name} = {address};"
+        unit = f" * bytes_of(args.{row.name}_dtype)" if is_untyped else ""
+        for name in row.stride_names:
+            yield f"modifiers.{name} = args.{name}{unit};"
+    for row in NUMBER_FEATURES:
+        value = f"args.{row.name}"
+        if MODIFIERS.fields[row.name] != FLOAT:
+            value = f"field_of_side({value})"
+        yield f"modifiers.{row.name} = {value};"
 
 
 def _code_objects(kernels: Iterable[ForwardKernel | BackwardKernels], namespace: str) -> str:

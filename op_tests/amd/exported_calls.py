@@ -1,10 +1,11 @@
 """An exported library, built by g++ and called from Python through op_tests/cpp/calls.cpp."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from subprocesses import run_program
 from torch import Tensor
 
@@ -12,16 +13,21 @@ from jitfmha.export.folder import publish
 from jitfmha.export.kernels import (
     Selection,
     backward_passes,
-    compiled,
+    compiled_backward,
+    compiled_forward,
     forward_kernels,
+    forward_passes,
     ready_backward_kernels,
 )
 from jitfmha.export.library import library_files
+from jitfmha.problem.score_features import NUMBER_FEATURES, SCORE_FEATURES, ScoreFeature
 
 CPP = Path(__file__).resolve().parents[1] / "cpp"
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
-DTYPES = {"bf16": 0, "fp16": 1, "fp8_e4m3fnuz": 2, "fp8_e4m3fn": 3}
+DTYPES = {"bf16": 0, "fp16": 1, "fp8_e4m3fnuz": 2, "fp8_e4m3fn": 3, "fp32": 4, "int8": 5}
+SCORE_DTYPES = (torch.bool, torch.bfloat16, torch.float16, torch.float32)
 CVTS = {"rtne": 0, "rtna": 1, "rtz": 2}
+_SOMEWHERE = torch.zeros(1)
 _CODES = ("ok", "invalid_argument", "unsupported", "runtime_error", "out_of_memory")
 
 
@@ -31,6 +37,14 @@ class Strides(ctypes.Structure):
 
 class Descale(ctypes.Structure):
     _fields_ = [("scales", ctypes.c_void_p), ("batch", ctypes.c_int64), ("head", ctypes.c_int64)]
+
+
+def _score_fields(row: ScoreFeature) -> list[tuple[str, Any]]:
+    if row in NUMBER_FEATURES:
+        return [(row.name, ctypes.c_float if row.schema == "float" else ctypes.c_int64)]
+    dtype = [(f"{row.name}_dtype", ctypes.c_int32)] if row.element == "void" else []
+    strides = ((name, ctypes.c_int64) for name in row.stride_names)
+    return [(row.name, ctypes.c_void_p), *dtype, *strides]
 
 
 _SHARED = [
@@ -43,6 +57,9 @@ _SHARED = [
     *((name, ctypes.c_void_p) for name in ("cu_seqlens_q", "cu_seqlens_k")),
     *((name, ctypes.c_void_p) for name in ("cu_seqlens_q_padded", "cu_seqlens_k_padded")),
     *((name, ctypes.c_int64) for name in ("max_seqlen_q", "max_seqlen_k")),
+    *((name, ctypes.c_int64) for name in ("window_left", "window_right", "v_column")),
+    *(field for row in SCORE_FEATURES for field in _score_fields(row)),
+    *(("dropout_p", ctypes.c_double), ("rng_state", ctypes.c_void_p)),
     ("workspace", ctypes.c_void_p),
     ("workspace_bytes", ctypes.c_size_t),
 ]
@@ -52,8 +69,14 @@ class ForwardArguments(ctypes.Structure):
     _fields_ = [
         *_SHARED,
         *(("out", ctypes.c_void_p), ("out_strides", Strides), ("lse", ctypes.c_void_p)),
-        *((name, Descale) for name in ("q_descale", "k_descale", "v_descale")),
+        *((name, Descale) for name in ("q_descale", "k_descale", "v_descale", "p_descale")),
+        ("block_table", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("block_table_stride", "page_size", "num_pages")),
+        ("num_splits", ctypes.c_int64),
     ]
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**{"v_column": 1, **values})
 
 
 class BackwardArguments(ctypes.Structure):
@@ -61,8 +84,11 @@ class BackwardArguments(ctypes.Structure):
         *_SHARED,
         *((name, ctypes.c_void_p) for name in ("out", "lse", "dout", "dq", "dk", "dv")),
         *((f"{name}_strides", Strides) for name in ("out", "dout", "dq", "dk", "dv")),
-        ("deterministic", ctypes.c_bool),
+        *(("dbias", ctypes.c_void_p), ("deterministic", ctypes.c_bool)),
     ]
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**{"v_column": 1, **values})
 
 
 class Plan(ctypes.Structure):
@@ -124,14 +150,36 @@ def set_descale(arguments: ForwardArguments, name: str, x: Tensor) -> None:
     setattr(arguments, name, Descale(x.data_ptr(), *strides))
 
 
+def set_scores(arguments: ctypes.Structure, options: Mapping[str, Any]) -> None:
+    """What changes scores: the options of ``fmha_fwd`` that the table of features names."""
+    for row in SCORE_FEATURES:
+        value = options.get(row.name)
+        if value is None or row in NUMBER_FEATURES:
+            setattr(arguments, row.name, value or 0)
+            continue
+        # An empty tensor has no address, and is asked for all the same.
+        setattr(arguments, row.name, value.data_ptr() or _SOMEWHERE.data_ptr())
+        if row.element == "void":
+            setattr(arguments, f"{row.name}_dtype", SCORE_DTYPES.index(value.dtype))
+        sizes = zip(value.shape, value.stride(), strict=True)
+        strides = [0 if size == 1 else stride for size, stride in sizes]
+        strides = [0] * (len(row.dimensions) - len(strides)) + strides
+        for name, stride in zip(row.stride_names, strides, strict=True):
+            setattr(arguments, name, stride)
+    arguments.dropout_p = options.get("dropout_p", 0)
+    if "rng_state" in options:
+        arguments.rng_state = options["rng_state"].data_ptr()
+
+
 def write_library(
-    folder: Path, ready: Selection, passes: Selection | None = None, version: str = "1.2.3"
+    folder: Path, ready: Selection, passes: Sequence[Selection] = (), version: str = "1.2.3"
 ) -> None:
-    """Export the kernels that come ready for one selection, and compiled ones for another."""
-    backward = list(ready_backward_kernels(ready))
-    if passes is not None:
-        backward += [compiled(x) for x in backward_passes(passes)]
-    publish(folder, library_files(list(forward_kernels(ready)), backward, version))
+    """Export the kernels that come ready for one selection, and compiled ones for others."""
+    forward, backward = list(forward_kernels(ready)), list(ready_backward_kernels(ready))
+    for each in passes:
+        forward += [compiled_forward(x) for x in forward_passes(each, forward)]
+        backward += [compiled_backward(x) for x in backward_passes(each)]
+    publish(folder, library_files(forward, backward, version))
 
 
 def compile_cpp(output: Path, *arguments: str | Path) -> Path:

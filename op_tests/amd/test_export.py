@@ -56,7 +56,6 @@ READY = Selection(("gfx942", "gfx950"))
 COMPILED = Selection(
     ("gfx942",), ("backward",), dtypes=("bf16",), hdims=((96, 96),), masks=("causal",)
 )
-
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
     # As the exported library does.
@@ -75,7 +74,7 @@ def _own_tree() -> None:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all kernels that come ready, and compiled ones for what ``COMPILED`` names."""
     folder = tmp_path_factory.mktemp("export") / "exported"
-    write_library(folder, READY, COMPILED)
+    write_library(folder, READY, [COMPILED])
     return folder
 
 
@@ -442,7 +441,7 @@ FP8_CALL = {"dtype": 2, "hdim_q": 128, "hdim_v": 128} | {
         ({"hdim_v": 0}, "invalid_argument: hdim_v is 0"),
         ({"softmax_scale": math.nan}, "invalid_argument: softmax_scale is nan"),
         ({"softmax_scale": 0.0}, "invalid_argument: softmax_scale is 0"),
-        ({"dtype": 4}, "invalid_argument: dtype is 4"),
+        ({"dtype": 6}, "invalid_argument: dtype is 6"),
         (
             {"dtype": 2, "hdim_q": 128, "hdim_v": 128},
             r"invalid_argument: q_descale\.scales is null",
@@ -450,12 +449,27 @@ FP8_CALL = {"dtype": 2, "hdim_q": 128, "hdim_v": 128} | {
         ({"dtype": 3}, "unsupported: dtype is fp8_e4m3fn; the fp8 of gfx942 is fp8_e4m3fnuz"),
         ({"dtype": 2}, "unsupported: no kernel for fp8_e4m3fnuz, hdim 64x64"),
         ({"mask": -1}, "invalid_argument: mask is -1"),
-        ({"mode": 1, "mask": 1}, "invalid_argument: mask is causal_top_left"),
+        (
+            {"mode": 1, "mask": 1, "cu_seqlens_q": 1, "cu_seqlens_k": 1},
+            "unsupported: no kernel for bf16, .*, mask causal_top_left",
+        ),
+        ({"mask": 5}, "invalid_argument: mask is 5"),
+        ({"logit_softcap": -1.0}, "invalid_argument: logit_softcap is -1"),
+        ({"dropout_p": 1.0}, "invalid_argument: dropout_p is 1"),
+        ({"dropout_p": 0.5}, "invalid_argument: rng_state is null"),
+        ({"sink_size": 3}, "invalid_argument: sink_size is 3"),
+        ({"v_column": 9}, "invalid_argument: v_column is 9"),
+        ({"num_splits": -1}, "invalid_argument: num_splits is -1"),
+        ({"num_splits": 1025}, "unsupported: num_splits is 1025"),
+        ({"block_table": 1, "page_size": 16}, "invalid_argument: block_table is given in batch"),
         ({"q": None}, "invalid_argument: q is null"),
         ({"v": None}, "invalid_argument: v is null"),
         ({"out": None}, "invalid_argument: out is null"),
         ({"mode": 1}, "invalid_argument: cu_seqlens_q is null"),
-        ({"hdim_q": 80}, "unsupported: no kernel for bf16, hdim 80x64, mask none, batch mode"),
+        (
+            {"hdim_q": 80},
+            "unsupported: no kernel for bf16, hdim 80x64, mask none, batch mode, rtne was exported",
+        ),
         ({"heads_q": 1 << 16}, "unsupported: heads_q is 65536"),
         ({"seqlen_k": 1 << 30}, "unsupported: seqlen_k is 1073741824"),
         ({"k_strides": Strides(0, 1 << 31, 64)}, r"unsupported: k_strides\.seq is 2147483648"),

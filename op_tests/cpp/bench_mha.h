@@ -159,6 +159,8 @@ inline Format format_of(jitfmha::DataType dtype) {
     case jitfmha::DataType::fp16: return {10, 15, 15};
     case jitfmha::DataType::fp8_e4m3fnuz: return {3, 8, 7};
     case jitfmha::DataType::fp8_e4m3fn: return {3, 7, 7};
+    case jitfmha::DataType::fp32:
+    case jitfmha::DataType::int8: break;  // -prec has neither
   }
   return {};
 }

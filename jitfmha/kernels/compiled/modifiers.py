@@ -12,7 +12,7 @@ from ...problem.score_features import Modifiers
 from ..modifiers import address, packed_dropout, packed_numbers, packed_tensors, packed_window
 
 # A side of a window that no sequence reaches; together with a row's number below 2^31.
-_OPEN_SIDE = 1 << 30
+OPEN_SIDE = 1 << 30
 _LARGEST_FLOAT = 3.4028234663852886e38  # of float32
 _NO_SCALE, NO_PARTS = (0,) * 4, (0,) * 3
 NO_TOKENS = (0,) * 8
@@ -22,8 +22,8 @@ def modifier_constants(problem: Problem) -> tuple[float, ...]:
     """The numbers of ``MODIFIERS`` that follow the tensors, in order."""
     softcap = problem.modifiers.logit_softcap
     return (
-        *packed_window(problem.mask, _OPEN_SIDE),
-        *packed_numbers(problem, _OPEN_SIDE),
+        *packed_window(problem.mask, OPEN_SIDE),
+        *packed_numbers(problem, OPEN_SIDE),
         *packed_dropout(problem),
         min(problem.softmax_scale / softcap, _LARGEST_FLOAT) if softcap else 0.0,
         problem.has_query_head_descale,
@@ -32,7 +32,7 @@ def modifier_constants(problem: Problem) -> tuple[float, ...]:
 
 def window_of(mask: Mask) -> bytes:
     """Pack the ``WINDOW`` of a mask."""
-    return WINDOW.packer.pack(*packed_window(mask, _OPEN_SIDE))
+    return WINDOW.packer.pack(*packed_window(mask, OPEN_SIDE))
 
 
 def packed_modifiers(

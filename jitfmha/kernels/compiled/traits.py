@@ -47,10 +47,10 @@ _ROUNDINGS: dict[Bf16Cvt, str] = {
 }
 _BUFFER_REACH = 1 << 31
 _MOST_SHARED_HDIM = 192  # up to which kernels without features have two waves of a SIMD
-_WIDE_PAGE_ROWS = 16  # of which wide pages have a multiple; the threads of a wave have one
+WIDE_PAGE_ROWS = 16  # of which wide pages have a multiple; the threads of a wave have one
 _LSE_BYTES = 4
 # Up to here an error of 1e-7 of the cap is one of 1e-4 of a logit, below what 16 bits keep.
-_LARGE_SOFTCAP = 1024.0
+LARGE_SOFTCAP = 1024.0
 _WORD_END = 1 << 32  # a kernel's strides have 32 bits
 
 
@@ -100,7 +100,7 @@ class SharedTraits(ABC):
             is_masked=not problem.mask.is_none,
             access=access,
             modifiers=modifiers,
-            has_large_softcap=problem.modifiers.logit_softcap > _LARGE_SOFTCAP,
+            has_large_softcap=problem.modifiers.logit_softcap > LARGE_SOFTCAP,
             **more,
         )
 
@@ -162,7 +162,7 @@ class SharedTraits(ABC):
             "other_rows": self.tile.other_rows,
             "waves": self.tile.waves,
             "lds_bytes": self.tile.lds_bytes,
-            "wide_page_rows": _WIDE_PAGE_ROWS,
+            "wide_page_rows": WIDE_PAGE_ROWS,
         }
 
     def _words_of_modifiers(self) -> tuple[str, ...]:
@@ -392,7 +392,7 @@ def access_of(problem: Problem, tile: Tile) -> Access:
         is_wide = not (
             is_far or problem.modifiers.bias or problem.dropout_p or _streams(tile, problem.dtype)
         )
-        return "wide_pages" if is_wide and problem.seqlen_k % _WIDE_PAGE_ROWS == 0 else "paged"
+        return "wide_pages" if is_wide and problem.seqlen_k % WIDE_PAGE_ROWS == 0 else "paged"
     return "far" if is_far else "near"
 
 

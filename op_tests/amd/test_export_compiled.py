@@ -1,0 +1,333 @@
+"""Compiled kernels in an exported library: against float64, and gradients as Python has them."""
+
+import os
+import random
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from compiled_calls import CompiledCall, Inputs, assert_near, check_call, column_major, inputs_of
+from exported_calls import (
+    CVTS,
+    DTYPES,
+    BackwardArguments,
+    CallError,
+    ExportedCalls,
+    ForwardArguments,
+    build_shared,
+    build_shim,
+    set_descale,
+    set_scores,
+    set_tensor,
+    write_library,
+)
+from inputs import LAYOUTS
+from packed_calls import Sequences
+from score_features import Shape
+from torch import Tensor
+from untyped import fmha_bwd, fmha_fwd
+
+from jitfmha import emulate
+from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
+from jitfmha.emulator.library import load
+from jitfmha.emulator.session import DEVICES
+from jitfmha.export.kernels import Selection
+from jitfmha.problem.arguments import Descales
+from jitfmha.problem.dtypes import DTYPE_NAMES
+from jitfmha.problem.float64_reference import attention_packed, unpaged
+from jitfmha.problem.mask import Mask, parse_mask
+
+NOTHING = Selection(("gfx942",), hdims=((1, 1),), directions=())
+BOTH = Selection(("gfx942",), dtypes=("bf16",), hdims=((96, 40),), masks=("causal",))
+FORWARD = Selection(("gfx950",), ("forward",), masks=("none",), modes=("gm0",))
+MODIFIED = ("bias", "alibi", "softcap", "dropout")
+EXPORTED = (
+    BOTH._replace(modes=("gm0",), features=(MODIFIED, ("sink_tokens",))),
+    BOTH._replace(modes=("gm1",), features=((), ("sinks",), ("column_major_v", "boolean_bias"))),
+    FORWARD._replace(dtypes=("fp32",), hdims=((24, 24),)),
+    FORWARD._replace(dtypes=("fp16",), hdims=((300, 280),)),
+    FORWARD._replace(dtypes=("fp8",), hdims=((72, 40),)),
+    FORWARD._replace(dtypes=("int8",), hdims=((64, 40),), features=((), ("int8_probabilities",))),
+    FORWARD._replace(
+        dtypes=("fp16",), hdims=((72, 72),), modes=("gm1",), features=(("paged_keys",),)
+    ),
+)
+PLAIN_MASKS = (1, 2, "b:0,0", "b:40,0", "t:5,1", "g:3,40", "b:-1,7")
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> ExportedCalls:
+    """A library with the kernels that ``EXPORTED`` names, and no others."""
+    for variable in (HSA_DIR, AITER_ASM_DIR):
+        if variable in os.environ:
+            pytest.skip(f"{variable} is set, and exports have the kernels of this package")
+    folder = tmp_path_factory.mktemp("export") / "compiled"
+    write_library(folder, NOTHING, EXPORTED, version="4.5.6")
+    return ExportedCalls(build_shim(folder, build_shared(folder)), load("plain")._name)
+
+
+def drawn_call(drawn: random.Random, call: CompiledCall) -> CompiledCall:
+    """With any lengths, heads, layouts, splits and masks."""
+    lengths = [(drawn.choice((0, 1, 33, 129)), drawn.choice((0, 5, 64, 200))) for _ in range(2)]
+    masks = PLAIN_MASKS if call.mask else (0,)
+    return replace(
+        call,
+        heads=drawn.choice(((1, 1), (4, 2), (3, 1))),
+        lengths=tuple(lengths if call.is_group else lengths[:1] * drawn.choice((1, 2))),
+        gap=drawn.choice((0, 3)) if call.is_group else 0,
+        mask=drawn.choice(masks),
+        layouts=tuple(
+            "bshd" if call.is_group else drawn.choice(tuple(LAYOUTS)) for _ in call.layouts
+        ),
+        num_splits=drawn.choice((0, 1, 3)),
+    )
+
+
+def kind(
+    arch: str,
+    dtype: str,
+    hdims: tuple[int, int],
+    mask: int,
+    features: tuple[str, ...],
+    **other: Any,
+) -> CompiledCall:
+    is_group = other.pop("is_group", False)
+    plain = CompiledCall(
+        *(arch, dtype, hdims, (1, 1), is_group, ((1, 1),), 0, mask),
+        *(("bshd",) * 4, "rtne", features),
+    )
+    return replace(plain, **other)
+
+
+GRADIENTS = (
+    kind("gfx942", "bf16", (96, 40), 2, MODIFIED),
+    kind("gfx942", "bf16", (96, 40), 2, ("sink_tokens",)),
+    kind("gfx942", "bf16", (96, 40), 2, (), is_group=True),
+    kind("gfx942", "bf16", (96, 40), 2, ("sink",), is_group=True),
+    kind(
+        *("gfx942", "bf16", (96, 40), 2, ("boolean_bias",)),
+        is_group=True,
+        is_v_column_major=True,
+    ),
+)
+KINDS = (
+    *GRADIENTS,
+    kind("gfx950", "fp32", (24, 24), 0, ()),
+    kind("gfx950", "fp16", (300, 280), 0, ()),
+    kind("gfx950", "fp8", (72, 40), 0, (), scales="each sequence and key head"),
+    kind("gfx950", "int8", (64, 40), 0, (), scales="one"),
+)
+
+
+def drawn_inputs(call: CompiledCall, rng: torch.Generator) -> Inputs:
+    """A bias has the dtype of the output, as those that are exported do."""
+    given = inputs_of(call, rng)
+    bias = given.options.get("bias")
+    if bias is not None and bias.dtype != torch.bool:
+        given.options["bias"] = bias.to(call.plain_out_dtype)
+    # In the library it is a float.
+    scale = given.options.get("softmax_scale") or call.hdims[0] ** -0.5
+    given.options["softmax_scale"] = torch.tensor(scale).item()
+    if call.is_v_column_major:
+        given.v = column_major(given.v)
+    return given
+
+
+def arguments_of(call: CompiledCall, given: Inputs, kind_of: Any) -> Any:
+    """What both directions have."""
+    arguments = kind_of(
+        dtype=DTYPES[DTYPE_NAMES[given.q.dtype]],
+        mode=int(call.is_group),
+        bf16_cvt=CVTS[call.bf16_cvt],
+        batch=len(call.lengths),
+        heads_q=call.heads[0],
+        heads_k=call.heads[1],
+        seqlen_q=given.q.shape[-3],
+        seqlen_k=given.k.shape[-3],
+        hdim_q=call.hdims[0],
+        hdim_v=call.hdims[1],
+        softmax_scale=given.options["softmax_scale"],
+        v_column=given.v.stride(-1),
+    )
+    set_mask(arguments, parse_mask(given.options["mask"]))
+    for name in ("q", "k", "v"):
+        set_tensor(arguments, name, getattr(given, name))
+    for name, x in given.sequences.items():
+        if isinstance(x, Tensor):
+            set_tensor(arguments, name, x)
+        else:
+            setattr(arguments, name, max(x, 1))  # 0: nobody knows
+    set_scores(arguments, given.options)
+    return arguments
+
+
+def set_mask(arguments: Any, mask: Mask) -> None:
+    if not mask.is_none:
+        arguments.mask = 3 if mask.top_left else 4
+        sides = -1 if mask.left is None else mask.left, -1 if mask.right is None else mask.right
+        arguments.window_left, arguments.window_right = sides
+
+
+def launch(calls: ExportedCalls, arch: str, arguments: Any) -> str:
+    """The kernel's name."""
+    assert load("plain").hipSetDevice(DEVICES[arch]) == 0
+    plan = calls.plan(arguments)
+    workspace = torch.full((plan.workspace_bytes // 4,), torch.nan)
+    arguments.workspace, arguments.workspace_bytes = workspace.data_ptr(), workspace.nbytes
+    calls.launch(arguments)
+    return str(plan.kernel.decode())
+
+
+@pytest.mark.parametrize("of_kind", KINDS)
+def test_forward(of_kind, calls, rng):
+    call = drawn_call(random.Random(rng.initial_seed()), of_kind)
+    given = drawn_inputs(call, rng)
+    check_forward(calls, call, given)
+
+
+def check_forward(calls: ExportedCalls, call: CompiledCall, given: Inputs) -> None:
+    arguments = arguments_of(call, given, ForwardArguments)
+    arguments.num_splits = call.num_splits
+    for name in Descales._fields:
+        if f"{name}_descale" in given.options:
+            set_descale(arguments, f"{name}_descale", given.options[f"{name}_descale"])
+    lse = torch.full((*given.q.shape[:-3], call.heads[0], given.q.shape[-3]), torch.nan)
+    set_tensor(arguments, "out", given.out)
+    arguments.lse = lse.data_ptr()
+    assert "_compiled_" in launch(calls, call.arch, arguments)
+    given.out.movedim(-3, 0)[~given.rows_q] = 0  # as in a new tensor
+    lse.movedim(-1, 0)[~given.rows_q] = -torch.inf
+    check_call(call, given, (given.out, lse))
+
+
+@pytest.mark.parametrize("of_kind", GRADIENTS)
+def test_backward_is_that_of_python(of_kind, calls, rng):
+    call = drawn_call(random.Random(rng.initial_seed()), of_kind)
+    given = drawn_inputs(call, rng)
+    out, lse = given.reference(given.q, given.k, given.v, **given.options)
+    out, lse = out.to(given.q.dtype), lse.float()
+    dout = torch.randn(out.shape, generator=rng).to(out.dtype)
+    rooms = {
+        f"d{name}": torch.full(x.shape, -77, dtype=x.dtype)
+        for name, x in (("q", given.q), ("k", given.k), ("v", given.v))
+    }
+    bias = given.options.get("bias")
+    has_dbias = bias is not None and bias.dtype != torch.bool and given.q.shape[-3] > 0
+    dbias = None
+    if has_dbias:
+        # Each score has a gradient of its own, so that nothing is summed up behind the kernels.
+        full = len(call.lengths), call.heads[0], given.q.shape[-3], given.k.shape[-3]
+        given.options["bias"] = bias.expand(full).contiguous()
+        dbias = torch.zeros(full, dtype=torch.float32)
+    arguments = arguments_of(call, given, BackwardArguments)
+    for name, x in (("out", out), ("dout", dout), *rooms.items()):
+        set_tensor(arguments, name, x)
+    arguments.lse = lse.data_ptr()
+    if dbias is not None:
+        arguments.dbias = dbias.data_ptr()
+    assert "_compiled_" in launch(calls, call.arch, arguments)
+    found = {name: x.clone() for name, x in rooms.items()}
+    for x in rooms.values():
+        x.fill_(-77)
+    if dbias is not None:
+        found["dbias"] = dbias.to(given.q.dtype)
+        rooms["dbias"] = torch.full_like(found["dbias"], torch.nan)
+    inputs = dout, given.q, given.k, given.v, out, lse
+    with emulate(call.arch):
+        fmha_bwd(*inputs, **rooms, **given.options, **given.sequences)
+    for name, x in rooms.items():
+        assert torch.equal(found[name], x), name
+
+
+@pytest.mark.parametrize(("page_size", "kernel"), [(16, "_wide_pages_"), (5, "_paged_")])
+def test_pages(page_size, kernel, calls, rng):
+    lengths_q, lengths_k = [1, 33, 0, 5], [70, 0, 20, 33]
+    sequences = Sequences((lengths_q, lengths_k))
+    shape = Shape(4, 4, sum(lengths_q), max(lengths_k), torch.float16, rng, is_group=True)
+    most = -(-max(lengths_k) // page_size)
+    q, out = (shape.randn(sum(lengths_q), 4, 72).half() for _ in range(2))
+    k, v = (shape.randn(most + 3, 2, page_size, 72).half().transpose(1, 2) for _ in "kv")
+    table = torch.randint(most + 3, (4, most + 2), generator=rng, dtype=torch.int32)
+    options = {"mask": 0, "softmax_scale": 0.125}
+    call = kind("gfx950", "fp16", (72, 72), 0, (), is_group=True, lengths=((1, 1),) * 4)
+    call = replace(call, heads=(4, 2))
+    groups = sequences.groups | {"max_seqlen_k": max(lengths_k)}
+    given = Inputs(q, k, v, out.fill_(torch.nan), options, groups, attention_packed, q, k)
+    arguments = arguments_of(call, given, ForwardArguments)
+    arguments.seqlen_k = sum(lengths_k)
+    arguments.block_table, arguments.block_table_stride = table.data_ptr(), table.stride(0)
+    arguments.page_size, arguments.num_pages = page_size, most + 3
+    for name, x in (("k", k), ("v", v)):
+        page, seq, head, _ = x.stride()
+        strides = getattr(arguments, f"{name}_strides")
+        strides.batch, strides.seq, strides.head = page, seq, head
+    lse = torch.full((4, sum(lengths_q)), torch.nan)
+    set_tensor(arguments, "out", out)
+    arguments.lse, arguments.num_splits = lse.data_ptr(), shape.one_of(4)
+    assert kernel in launch(calls, "gfx950", arguments)
+    packed = [unpaged(x, table, lengths_k) for x in (k, v)]
+    expected = attention_packed(q, *packed, *sequences.spans, **options)
+    assert_near((out, lse), expected, q, *packed, options)
+
+
+def test_int8_probabilities_are_those_of_python(calls, rng):
+    call = kind("gfx950", "int8", (64, 40), 0, (), scales="one", lengths=((129, 70),) * 2)
+    given = drawn_inputs(replace(call, heads=(2, 1)), rng)
+    given.options["p_descale"] = torch.full((1,), 1 / 127)
+    arguments = arguments_of(replace(call, heads=(2, 1)), given, ForwardArguments)
+    for name in ("q", "k", "v", "p"):
+        set_descale(arguments, f"{name}_descale", given.options[f"{name}_descale"])
+    set_tensor(arguments, "out", given.out)
+    arguments.num_splits = 1
+    assert "_int8p_" in launch(calls, call.arch, arguments)
+    with emulate(call.arch):
+        expected = fmha_fwd(given.q, given.k, given.v, num_splits=1, **given.options)
+    assert torch.equal(given.out, expected)
+
+
+PLAIN = {"hdim_q": 96, "hdim_v": 40, "softmax_scale": 1.0, "mask": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"mask": 0}, ".* --mask none --mode gm0 --features plain has it"),
+        ({"dropout_p": 0.5}, ".*, dropout, .* --hdims 96x40 .* --features dropout has it"),
+        (
+            {"bias": 1, "logit_softcap": 2.0},
+            r".*bias_bool\+softcap, .* boolean_bias\+soft",
+        ),
+        ({"v_column": 9, "alibi_slopes": 1}, r".*column_major_v\+alibi"),
+        ({"logit_softcap": 2000.0}, r".*softcap\+large_softcap, .* --features softcap has it"),
+        ({"mode": 1, "bf16_cvt": 1}, ".* --mode gm1 --bf16-cvt rtna --features plain has it"),
+        ({"dtype": 5}, ".*int8, .* --dtype int8 "),
+    ],
+)
+def test_what_is_missing_names_the_flags(changes, text, calls):
+    arguments = ForwardArguments(
+        **dict.fromkeys(("batch", "heads_q", "heads_k", "seqlen_q", "seqlen_k"), 1),
+        **PLAIN,
+    )
+    arguments.v_strides.seq = 1
+    assert load("plain").hipSetDevice(DEVICES["gfx942"]) == 0
+    for name, value in changes.items():
+        setattr(arguments, name, value)
+    with pytest.raises(CallError, match=f"^unsupported: no kernel for {text}"):
+        calls.plan(arguments)
+
+
+def test_far_keys_are_refused(calls):
+    arguments = ForwardArguments(
+        **dict.fromkeys(("batch", "heads_q", "heads_k", "seqlen_q"), 1),
+        **PLAIN,
+        mode=1,
+        seqlen_k=2,
+    )
+    arguments.k_strides.seq = 1 << 29
+    assert load("plain").hipSetDevice(DEVICES["gfx942"]) == 0
+    with pytest.raises(CallError, match="rows of k or v are 1073741824 bytes apart"):
+        calls.plan(arguments)
