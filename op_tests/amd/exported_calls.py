@@ -203,3 +203,22 @@ def build_shim(folder: Path, library: Path) -> Path:
     return compile_cpp(
         library.with_name(f"{folder.name}_calls.so"), *flags, f"-Wl,-rpath,{library.parent}"
     )
+
+
+class Program:
+    """A benchmark on the emulator, which its linker finds as the HIP runtime."""
+
+    def __init__(self, name: str, exported: Path, library: Path, runtime: str) -> None:
+        flags = (f"-I{exported / 'include'}", CPP / f"{name}.cpp", library)
+        rpath = f"-Wl,-rpath,{library.parent}"
+        self._path = library.with_name(name)
+        if not self._path.exists():
+            compile_cpp(self._path, *flags, rpath)
+        alias = library.with_name("libamdhip64.so")
+        if not alias.exists():
+            alias.symlink_to(runtime)
+
+    def run(self, *options: str, code: int = 0) -> str:
+        folder = str(self._path.parent)
+        done = run_program(self._path, *options, code=code, LD_LIBRARY_PATH=folder)
+        return done.stdout + done.stderr

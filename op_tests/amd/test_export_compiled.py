@@ -33,7 +33,7 @@ from jitfmha import emulate
 from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
 from jitfmha.emulator.library import load
 from jitfmha.emulator.session import DEVICES
-from jitfmha.export.kernels import Selection
+from jitfmha.export.kernels import Selection, forward_passes
 from jitfmha.problem.arguments import Descales
 from jitfmha.problem.dtypes import DTYPE_NAMES
 from jitfmha.problem.float64_reference import attention_packed, unpaged
@@ -287,6 +287,23 @@ def test_int8_probabilities_are_those_of_python(calls, rng):
     with emulate(call.arch):
         expected = fmha_fwd(given.q, given.k, given.v, num_splits=1, **given.options)
     assert torch.equal(given.out, expected)
+
+
+def test_the_workspace_of_splits(calls):
+    """Of an output that is made in slices, each has rows of its own in it."""
+    (traits,) = forward_passes(EXPORTED[3], ())
+    assert traits.slices > 1
+    batch, heads, seqlen_q, splits = 2, 3, 200, 3
+    sizes = {"batch": batch, "heads_q": heads, "heads_k": heads, "seqlen_q": seqlen_q}
+    arguments = ForwardArguments(
+        **sizes, dtype=1, seqlen_k=900, hdim_q=300, hdim_v=280, softmax_scale=1.0, num_splits=splits
+    )
+    assert load("plain").hipSetDevice(DEVICES["gfx950"]) == 0
+    plan = calls.plan(arguments)
+    tiles = -(-seqlen_q // traits.tile.own_rows)
+    rows = batch * heads * traits.slices * tiles * traits.tile.own_rows * splits
+    columns = -(-traits.made_columns // 32) * 32 + 4
+    assert (plan.num_splits, plan.workspace_bytes) == (splits, 4 * rows * columns)
 
 
 PLAIN = {"hdim_q": 96, "hdim_v": 40, "softmax_scale": 1.0, "mask": 2}

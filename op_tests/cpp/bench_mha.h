@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iostream>
@@ -32,28 +33,52 @@ struct Option {
 
 inline const std::vector<Option>& common_options() {
   static const std::vector<Option> options = {
+      {"v", "1", "1, 2: compare with what the CPU computes; 0: do not"},
+      {"mode", "0", "0: batch; 1: group"},
       {"b", "2", "batch size"},
       {"h", "8", "heads of q"},
-      {"h_k", "-1", "heads of k and v; -1: as many as of q"},
+      {"h_k", "-1", "heads of k and v; -1, 0: as many as of q"},
       {"s", "3328", "seqlen_q; groups: the average, or the length of each as 70,1,33"},
       {"s_k", "-1", "the same of k and v; -1: as q"},
       {"d", "128", "head dimension of q and k"},
-      {"d_v", "-1", "head dimension of v; -1: as q"},
-      {"scale", "0", "that scores are multiplied with; 0: 1 / sqrt(d)"},
+      {"d_v", "-1", "head dimension of v; -1, 0: as q"},
+      {"scale_s", "0", "that scores are multiplied with; 0: 1 / sqrt(d)"},
+      {"scale", "0", "the same"},
       {"iperm", "1", "inputs lie as 1: b h s d, 0: b s h d"},
       {"operm", "1", "the same of outputs"},
-      {"prec", "fp16", "fp16, bf16, or fp8 in the form that the chip has, with bf16 outputs"},
-      {"mask", "0", "0: none; 1, t: causal, top-left; 2, b: causal, bottom-right"},
-      {"mode", "0", "0: batch; 1: group"},
-      {"init", "uf", "ui, 0: random integers; uf, 1: random floats; nf: normal ones; tf, 2: sines"},
+      {"bias", "n",
+       "n, 0: none; e, 1: added, one for all; e:1, one of each head; e:2, of each sequence and "
+       "head; "
+       "a, 2: ALiBi slopes of each head; a:1, of each sequence and head"},
+      {"prec", "fp16",
+       "fp16, bf16, fp32; in forward int8, or fp8 in the form that the chip has, with bf16 "
+       "outputs; "
+       "bf8: no kernel has it, and it is refused"},
+      {"mask", "0",
+       "0: none; 1, t: causal, top-left; 2, b: causal, bottom-right; t:l,r and b:l,r: keys from l "
+       "left to r right of that diagonal, -1 being open; xt:w, xb:w: w keys around it, or causal "
+       "where w is negative; g:y,x: y rows down and x columns right of the corner"},
+      {"vlayout", "r", "r: rows of v are contiguous; c: its keys are"},
+      {"init", "uf",
+       "ui, 0: random integers; uf, 1: random floats; ni, nf: normal ones; tf, 2: sines; uf:q, 3: "
+       "floats over all the range of 8 bits, else as uf"},
       {"seed", "11939", "of random inputs; 0: another one each time"},
-      {"v", "1", "1: compare with what the CPU computes"},
+      {"p_drop", "0", "the probability that a probability is dropped"},
+      {"drop_seed", "1", "of dropout's random numbers"},
+      {"drop_offset", "0", "the same"},
+      {"drop_prefs", "0", "0, 1: no meaning here: seed and offset always are on the GPU"},
+      {"timer", "gpu", "gpu, cpu: no meaning here: the time is that of the host for all launches"},
       {"kname", "0", "1: print the kernel's name"},
-      {"v3_bf16_cvt", "0", "float32 becomes bf16 by 0: RTNE, 1: RTNA, 2: RTZ"},
-      {"warmup", "5", "launches before those that are timed"},
-      {"repeat", "20", "launches that are timed; 0: none"},
+      {"v3_bf16_cvt", "1",
+       "float32 becomes bf16 by 0: RTNE, 1: RTNA, 2: RTZ, where there is such a kernel, else RTNE"},
+      {"is_v3_check", "0", "1: launch nothing, say whether a kernel that comes ready serves it"},
+      {"warmup", "10", "launches before those that are timed, or what CK_WARMUP says"},
+      {"repeat", "10", "launches that are timed, or what CK_REPEAT says; 0: none"},
+      {"json", "0", "1: write the figures to -jsonfile"},
+      {"jsonfile", "bench_mha.json", "where -json writes"},
       {"device", "0", "the number of the GPU"},
       {"save", "", "a folder for all tensors, as they lie in memory"},
+      {"?", "", "print this"},
   };
   return options;
 }
@@ -68,8 +93,14 @@ class Options {
   Options(int count, char** texts, std::vector<Option> more) : known_(common_options()) {
     known_.insert(known_.end(), more.begin(), more.end());
     for (const Option& option : known_) values_[option.name] = option.initial;
+    for (const auto& [name, variable] : {std::pair("warmup", "CK_WARMUP"), {"repeat", "CK_REPEAT"}})
+      if (const char* const value = std::getenv(variable)) values_[name] = value;
     for (int i = 1; i < count; ++i) {
       const std::string text = texts[i];
+      if (text == "-?") {
+        asks_for_help_ = true;
+        continue;
+      }
       const std::size_t sign = text.find('=');
       const std::string name = text.substr(1, sign == std::string::npos ? sign : sign - 1);
       if (text[0] != '-' || sign == std::string::npos || !values_.count(name))
@@ -88,10 +119,16 @@ class Options {
     if (text(name) != "0" && text(name) != "1") refuse(name);
     return text(name) == "1";
   }
+  bool has(const std::string& name) const { return values_.count(name) > 0; }
   std::vector<std::int64_t> numbers(const std::string& name) const {
+    return numbers(name, text(name));
+  }
+  // Those in a part of the text.
+  std::vector<std::int64_t> numbers(const std::string& name, const std::string& part) const {
     std::vector<std::int64_t> found;
-    std::stringstream stream(text(name));
+    std::stringstream stream(part);
     for (std::string each; std::getline(stream, each, ',');) found.push_back(number_of(name, each));
+    if (found.empty()) refuse(name);
     return found;
   }
   // One of several words, as its place among these.
@@ -100,6 +137,13 @@ class Options {
     for (std::size_t i = 0; i < words.size(); ++i)
       if (std::count(words[i].begin(), words[i].end(), text(name))) return i;
     refuse(name);
+  }
+  bool asks_for_help() const { return asks_for_help_; }
+  std::string help() const {
+    std::string lines;
+    for (const Option& option : known_)
+      lines += std::string("  -") + option.name + "=" + option.initial + "  " + option.help + "\n";
+    return lines;
   }
   [[noreturn]] void refuse(const std::string& name) const {
     throw UsageError("-" + name + "=" + text(name) + " is not served; options are\n" + help());
@@ -115,36 +159,44 @@ class Options {
     std::size_t end = 0;
     try {
       const Number value = parse(text, &end);
-      if (end == text.size()) return value;
+      if (end == text.size() || text.substr(end) == ",") return value;  // as in AITER's -d=16,
     } catch (const std::logic_error&) {
     }
     refuse(name);
   }
-  std::string help() const {
-    std::string lines;
-    for (const Option& option : known_)
-      lines += std::string("  -") + option.name + "=" + option.initial + "  " + option.help + "\n";
-    return lines;
-  }
-
   std::vector<Option> known_;
   std::map<std::string, std::string> values_;
+  bool asks_for_help_ = false;
 };
 
 // ---- Numbers ------------------------------------------------------------------------------------
 
-using Bits = std::uint16_t;  // of fp8 the lower 8
+using Bits = std::uint32_t;  // the lower ones, as many as an element has
 
 inline bool is_fp8(jitfmha::DataType dtype) {
   return dtype == jitfmha::DataType::fp8_e4m3fnuz || dtype == jitfmha::DataType::fp8_e4m3fn;
 }
 
+inline bool has_8_bits(jitfmha::DataType dtype) {
+  return is_fp8(dtype) || dtype == jitfmha::DataType::int8;
+}
+
 inline jitfmha::DataType output_dtype(jitfmha::DataType dtype) {
-  return is_fp8(dtype) ? jitfmha::DataType::bf16 : dtype;
+  return has_8_bits(dtype) ? jitfmha::DataType::bf16 : dtype;
+}
+
+inline std::size_t bytes_of(jitfmha::DataType dtype) {
+  return has_8_bits(dtype) ? 1 : dtype == jitfmha::DataType::fp32 ? 4 : 2;
+}
+
+inline double largest_of(jitfmha::DataType dtype) {
+  return dtype == jitfmha::DataType::int8         ? 127
+         : dtype == jitfmha::DataType::fp8_e4m3fn ? 448
+                                                  : 240;
 }
 
 inline const char* name_of(jitfmha::DataType dtype) {
-  constexpr const char* kNames[] = {"bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn"};
+  constexpr const char* kNames[] = {"bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "fp32", "int8"};
   return kNames[static_cast<int>(dtype)];
 }
 
@@ -159,14 +211,17 @@ inline Format format_of(jitfmha::DataType dtype) {
     case jitfmha::DataType::fp16: return {10, 15, 15};
     case jitfmha::DataType::fp8_e4m3fnuz: return {3, 8, 7};
     case jitfmha::DataType::fp8_e4m3fn: return {3, 7, 7};
-    case jitfmha::DataType::fp32:
-    case jitfmha::DataType::int8: break;  // -prec has neither
+    case jitfmha::DataType::fp32: return {23, 127, 31};
+    case jitfmha::DataType::int8: break;  // no such format
   }
   return {};
 }
 
 // To nearest even; what is drawn is finite and in the range of all types.
 inline Bits narrowed(double value, jitfmha::DataType dtype) {
+  if (dtype == jitfmha::DataType::int8)
+    return static_cast<Bits>(std::clamp<int>(static_cast<int>(std::nearbyint(value)), -128, 127)) &
+           0xff;
   const auto [mantissa_bits, bias, sign_bit] = format_of(dtype);
   int exponent = 0;
   std::frexp(value, &exponent);
@@ -174,13 +229,15 @@ inline Bits narrowed(double value, jitfmha::DataType dtype) {
   const double steps = std::nearbyint(std::ldexp(std::fabs(value), mantissa_bits + bias - field));
   if (steps == 0) return 0;  // where there is no -0, its bits are a NaN
   const int bits = ((field - 1) << mantissa_bits) + static_cast<int>(steps);
-  return static_cast<Bits>((value < 0) << sign_bit | bits);
+  return static_cast<Bits>(value < 0) << sign_bit | static_cast<Bits>(bits);
 }
 
 inline double widened(Bits bits, jitfmha::DataType dtype) {
+  if (dtype == jitfmha::DataType::int8) return static_cast<std::int8_t>(bits);
   const auto [mantissa_bits, bias, sign_bit] = format_of(dtype);
   const int one = 1 << mantissa_bits, last_field = (1 << (sign_bit - mantissa_bits)) - 1;
-  const int field = bits >> mantissa_bits & last_field, mantissa = bits & (one - 1);
+  const int field = static_cast<int>(bits >> mantissa_bits) & last_field;
+  const int mantissa = static_cast<int>(bits) & (one - 1);
   const double sign = bits >> sign_bit & 1 ? -1 : 1;
   if (field == last_field && !is_fp8(dtype)) return mantissa ? std::nan("") : sign * HUGE_VAL;
   return sign *
@@ -197,16 +254,27 @@ struct Sequence {
   std::int64_t begin_q, begin_k, rows_q, rows_k;  // groups: in the packs
 };
 
-// Of fp8 tensors: for each sequence and head of k; of other tensors none.
+// Of 8-bit tensors: for each sequence and head of k; of other tensors none.
 struct Descales {
   std::vector<float> q, k, v;
+};
+
+// What changes scores, as doubles: a bias as it lies in memory, and slopes of all heads.
+struct Scores {
+  std::vector<double> bias, slopes;
+  double softcap = 0;
 };
 
 struct Problem {
   jitfmha::MhaArgs args;  // without addresses
   Descales descales;
+  Scores scores;
+  std::vector<std::int64_t> pages;  // where keys lie in pages: those of each sequence
+  std::int64_t page_size = 0, pages_of_sequence = 0;
+  std::uint64_t drop_seed = 0, drop_offset = 0;
   std::vector<Sequence> sequences;
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;
+  std::vector<std::int32_t> cu_rooms_k;  // where sequences of k begin
   bool is_input_by_head, is_output_by_head;
   double scale;
 
@@ -228,10 +296,33 @@ struct Problem {
     return of.empty() ? 1 : of[static_cast<std::size_t>(n * args.heads_k + key_head)];
   }
 
+  // Where a key of a sequence is: its batch, or page, and row.
+  std::pair<std::int64_t, std::int64_t> key_at(std::int64_t n, std::int64_t j) const {
+    if (page_size)
+      return {pages[static_cast<std::size_t>(n * pages_of_sequence + j / page_size)],
+              j % page_size};
+    return {is_group() ? 0 : n, sequences[static_cast<std::size_t>(n)].begin_k + j};
+  }
+
   // Whether query i of a sequence sees key j.
   bool sees(const Sequence& of, std::int64_t i, std::int64_t j) const {
-    if (args.mask == jitfmha::Mask::none) return true;
-    return j <= i + (args.mask == jitfmha::Mask::causal_top_left ? 0 : of.rows_k - of.rows_q);
+    const auto [first, end] = window(of, i);
+    const bool is_sink = j < args.sink_size && j < end;
+    return is_sink || (j >= first && j < end);
+  }
+
+  // The first key that query i sees, and the end of them, but for sink tokens.
+  std::pair<std::int64_t, std::int64_t> window(const Sequence& of, std::int64_t i) const {
+    using jitfmha::Mask;
+    const Mask mask = args.mask;
+    const bool is_window = mask == Mask::window_top_left || mask == Mask::window_bottom_right;
+    const bool is_top_left = mask == Mask::window_top_left || mask == Mask::causal_top_left;
+    const std::int64_t diagonal = i + (is_top_left ? 0 : of.rows_k - of.rows_q);
+    const std::int64_t left = is_window ? args.window_left : -1;
+    const std::int64_t right = is_window ? args.window_right : mask == Mask::none ? -1 : 0;
+    const std::int64_t first = left < 0 ? 0 : diagonal - left;
+    const std::int64_t end = right < 0 ? of.rows_k : diagonal + right + 1;
+    return {std::max<std::int64_t>(first, 0), std::min(end, of.rows_k)};
   }
 
   // Pairs of queries and keys that see each other, of one head.
@@ -239,13 +330,46 @@ struct Problem {
     double pairs = 0;
     for (const Sequence& each : sequences)
       for (std::int64_t i = 0; i < each.rows_q; ++i) {
-        const std::int64_t diagonal =
-            i + 1 + (args.mask == jitfmha::Mask::causal_top_left ? 0 : each.rows_k - each.rows_q);
-        pairs += static_cast<double>(args.mask == jitfmha::Mask::none
-                                         ? each.rows_k
-                                         : std::clamp<std::int64_t>(diagonal, 0, each.rows_k));
+        const auto [first, end] = window(each, i);
+        pairs +=
+            static_cast<double>(std::max<std::int64_t>(end - first, 0) +
+                                std::max<std::int64_t>(0, std::min({args.sink_size, first, end})));
       }
     return pairs;
+  }
+
+  // What is added to a score.
+  double added(std::int64_t n, std::int64_t head, std::int64_t i, std::int64_t j) const {
+    const Sequence& of = sequences[static_cast<std::size_t>(n)];
+    double sum = 0;
+    if (!scores.bias.empty())
+      sum += scores.bias[static_cast<std::size_t>((is_group() ? 0 : n * args.bias_batch) +
+                                                  head * args.bias_head +
+                                                  (of.begin_q + i) * args.bias_query + j)];
+    if (!scores.slopes.empty())
+      sum -= scores.slopes[static_cast<std::size_t>(head)] *
+             static_cast<double>(std::abs(i + of.rows_k - of.rows_q - j));
+    return sum;
+  }
+
+  // What dropout multiplies a probability with. The random bytes of 16 keys that follow each other
+  // are those of Philox 4x32-7 (Salmon et al., SC 2011), at the place of the first one.
+  double kept(std::int64_t n, std::int64_t head, std::int64_t i, std::int64_t j) const {
+    if (args.dropout_p == 0) return 1;
+    const auto low = [](auto x) { return static_cast<std::uint32_t>(x); };
+    std::uint32_t counter[4] = {low(j / 16), low(i), low(n * args.heads_q + head),
+                                low(drop_offset)};
+    std::uint32_t key[2] = {low(drop_seed), low(drop_seed >> 32)};
+    for (int round = 0; round < 7; ++round, key[0] += 0x9e3779b9u, key[1] += 0xbb67ae85u) {
+      const std::uint64_t first = std::uint64_t{0xd2511f53u} * counter[0];
+      const std::uint64_t second = std::uint64_t{0xcd9e8d57u} * counter[2];
+      counter[0] = low(second >> 32) ^ counter[1] ^ key[0];
+      counter[1] = low(second);
+      counter[2] = low(first >> 32) ^ counter[3] ^ key[1];
+      counter[3] = low(first);
+    }
+    const auto byte = counter[j % 16 / 4] >> (j % 4 * 8) & 0xff;
+    return byte <= std::floor(255 * (1 - args.dropout_p)) ? 1 / (1 - args.dropout_p) : 0;
   }
 };
 
@@ -266,20 +390,101 @@ inline std::vector<std::int64_t> lengths_of(const std::vector<std::int64_t>& giv
   return lengths;
 }
 
+// As CK's example reads it.
+inline void set_mask(const Options& options, jitfmha::MhaArgs& args) {
+  using jitfmha::Mask;
+  const std::string text = options.text("mask");
+  const std::size_t colon = text.find(':');
+  if (colon == std::string::npos) {
+    args.mask = static_cast<Mask>(options.choice("mask", {{"0", "n"}, {"1", "t"}, {"2", "b"}}));
+    return;
+  }
+  const std::string kind = text.substr(0, colon);
+  const std::vector<std::int64_t> sides = options.numbers("mask", text.substr(colon + 1));
+  args.mask = kind == "b" || kind == "xb" ? Mask::window_bottom_right : Mask::window_top_left;
+  if ((kind == "xt" || kind == "xb") && sides.size() == 1) {
+    if (sides[0] > 0) args.window_left = sides[0] / 2;
+    args.window_right = sides[0] > 0 ? sides[0] - 1 - args.window_left : 0;
+  } else if ((kind == "t" || kind == "b") && (sides.size() == 2 || sides.size() == 3)) {
+    args.window_left = sides[0];
+    args.window_right = sides[1];
+    if (sides.size() == 3 && sides[0] >= 0) args.sink_size = sides[2];
+  } else if (kind == "g" && sides.size() == 2 && sides[0] > 0 && sides[1] > 0) {
+    args.window_left = sides[0] - 1;
+    args.window_right = sides[1] - 1;
+  } else {
+    options.refuse("mask");
+  }
+}
+
+// Draws what is added to scores, and returns its bits; a bias has the output's type.
+inline std::vector<Bits> set_scores(const Options& options, Problem& problem,
+                                    std::mt19937& random) {
+  jitfmha::MhaArgs& args = problem.args;
+  const std::size_t kind = options.choice("bias", {{"n", "0"},
+                                                   {"e", "1", "e:0", "1:0"},
+                                                   {"e:1", "1:1"},
+                                                   {"e:2", "1:2"},
+                                                   {"a", "2", "a:0", "2:0"},
+                                                   {"a:1", "2:1"}});
+  if (kind == 0) return {};
+  std::vector<Bits> bits;
+  if (kind >= 4) {
+    args.alibi_head = 1;
+    args.alibi_batch = kind == 5 ? args.heads_q : 0;
+    for (std::int64_t n = 0; n < (kind == 5 ? args.batch : 1); ++n)
+      for (std::int64_t head = 0; head < args.heads_q; ++head) {
+        const float slope =
+            std::exp2(-8 * static_cast<float>(head + 1) / static_cast<float>(args.heads_q));
+        if (n == 0) problem.scores.slopes.push_back(slope);
+        bits.push_back(narrowed(slope, jitfmha::DataType::fp32));
+      }
+    return bits;
+  }
+  const jitfmha::DataType dtype = output_dtype(args.dtype);
+  args.bias_dtype = dtype == jitfmha::DataType::bf16   ? jitfmha::ScoreType::bf16
+                    : dtype == jitfmha::DataType::fp16 ? jitfmha::ScoreType::fp16
+                                                       : jitfmha::ScoreType::fp32;
+  const std::int64_t keys = problem.is_group() ? args.max_seqlen_k : args.seqlen_k;
+  args.bias_query = keys;
+  args.bias_head = kind > 1 ? args.seqlen_q * keys : 0;
+  args.bias_batch = kind == 3 && !problem.is_group() ? args.heads_q * args.bias_head : 0;
+  const std::int64_t heads = kind > 1 ? args.heads_q : 1, batch = args.bias_batch ? args.batch : 1;
+  std::uniform_real_distribution<double> values(-1, 1);
+  for (std::int64_t i = 0; i < batch * heads * args.seqlen_q * keys; ++i) {
+    bits.push_back(narrowed(values(random), dtype));
+    problem.scores.bias.push_back(widened(bits.back(), dtype));
+  }
+  if (bits.empty()) args.bias_query = 0;
+  return bits;
+}
+
+// Those of v where its keys are contiguous.
+inline jitfmha::Strides column_strides(Problem& problem) {
+  jitfmha::MhaArgs& args = problem.args;
+  const std::int64_t heads = problem.is_input_by_head ? 1 : args.heads_k;
+  args.v_column = heads * args.seqlen_k;
+  jitfmha::Strides strides;
+  strides.batch = args.heads_k * args.hdim_v * args.seqlen_k;
+  strides.head = problem.is_input_by_head ? args.hdim_v * args.seqlen_k : args.seqlen_k;
+  strides.seq = 1;
+  return strides;
+}
+
 inline Problem problem_of(const Options& options, std::mt19937& random) {
   Problem problem;
   jitfmha::MhaArgs& args = problem.args;
-  args.dtype =
-      static_cast<jitfmha::DataType>(options.choice("prec", {{"bf16"}, {"fp16"}, {"fp8"}}));
+  if (options.text("prec") == "bf8") throw std::runtime_error("-prec=bf8: no kernel has it");
+  args.dtype = static_cast<jitfmha::DataType>(
+      options.choice("prec", {{"bf16"}, {"fp16"}, {"fp8"}, {}, {"fp32"}, {"int8"}}));
   if (is_fp8(args.dtype)) check(jitfmha::native_fp8(&args.dtype));
   args.mode = static_cast<jitfmha::Mode>(options.flag("mode"));
-  args.mask =
-      static_cast<jitfmha::Mask>(options.choice("mask", {{"0", "n"}, {"1", "t"}, {"2", "b"}}));
+  set_mask(options, args);
   args.bf16_cvt =
       static_cast<jitfmha::Bf16Cvt>(options.choice("v3_bf16_cvt", {{"0"}, {"1"}, {"2"}}));
   const auto either = [&](const char* name, std::int64_t otherwise) {
     const std::int64_t value = options.number(name);
-    return value < 0 ? otherwise : value;
+    return value <= 0 ? otherwise : value;
   };
   args.heads_q = options.number("h");
   args.heads_k = either("h_k", args.heads_q);
@@ -287,9 +492,15 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
   args.hdim_v = either("d_v", args.hdim_q);
   problem.is_input_by_head = options.flag("iperm");
   problem.is_output_by_head = options.flag("operm");
-  const double scale = options.real("scale");
+  double scale = options.real("scale_s");
+  if (scale == 0) scale = options.real("scale");
   problem.scale = scale == 0 ? 1 / std::sqrt(static_cast<double>(args.hdim_q)) : scale;
   args.softmax_scale = static_cast<float>(problem.scale);
+  args.dropout_p = options.real("p_drop");
+  problem.drop_seed = static_cast<std::uint64_t>(options.number("drop_seed"));
+  problem.drop_offset = static_cast<std::uint64_t>(options.number("drop_offset"));
+  options.flag("drop_prefs");
+  options.choice("timer", {{"gpu"}, {"cpu"}});
 
   const std::vector<std::int64_t> given_q = options.numbers("s");
   const std::vector<std::int64_t> given_k = options.numbers("s_k");
@@ -304,16 +515,25 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
   const std::vector<std::int64_t> rows_q = lengths_of(given_q, args.batch, is_group, random);
   const std::vector<std::int64_t> rows_k =
       as_q ? rows_q : lengths_of(given_k, args.batch, is_group, random);
-  problem.cu_seqlens_q = problem.cu_seqlens_k = {0};
+  // Groups: how many rows of k and v a sequence has room for.
+  std::vector<std::int64_t> rooms_k = rows_k;
+  if (is_group && options.has("s_kpad")) {
+    const std::vector<std::int64_t> given = options.numbers("s_kpad");
+    for (std::size_t i = 0; i < rooms_k.size(); ++i)
+      rooms_k[i] = std::max(rows_k[i], given[std::min(i, given.size() - 1)]);
+  }
+  problem.cu_seqlens_q = problem.cu_seqlens_k = problem.cu_rooms_k = {0};
   for (std::size_t i = 0; i < rows_q.size(); ++i) {
     const std::int64_t begin_q = is_group ? problem.cu_seqlens_q.back() : 0;
-    const std::int64_t begin_k = is_group ? problem.cu_seqlens_k.back() : 0;
+    const std::int64_t begin_k = is_group ? problem.cu_rooms_k.back() : 0;
     problem.sequences.push_back({begin_q, begin_k, rows_q[i], rows_k[i]});
     problem.cu_seqlens_q.push_back(static_cast<std::int32_t>(begin_q + rows_q[i]));
-    problem.cu_seqlens_k.push_back(static_cast<std::int32_t>(begin_k + rows_k[i]));
+    problem.cu_seqlens_k.push_back(
+        static_cast<std::int32_t>(problem.cu_seqlens_k.back() + rows_k[i]));
+    problem.cu_rooms_k.push_back(static_cast<std::int32_t>(begin_k + rooms_k[i]));
   }
   args.seqlen_q = is_group ? problem.cu_seqlens_q.back() : given_q[0];
-  args.seqlen_k = is_group ? problem.cu_seqlens_k.back() : as_q ? given_q[0] : given_k[0];
+  args.seqlen_k = is_group ? problem.cu_rooms_k.back() : as_q ? given_q[0] : given_k[0];
   if (is_group) {
     args.max_seqlen_q = *std::max_element(rows_q.begin(), rows_q.end());
     args.max_seqlen_k = *std::max_element(rows_k.begin(), rows_k.end());
@@ -321,7 +541,9 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
   const bool by_head = problem.is_input_by_head;
   args.q_strides = problem.strides(by_head, args.heads_q, args.seqlen_q, args.hdim_q);
   args.k_strides = problem.strides(by_head, args.heads_k, args.seqlen_k, args.hdim_q);
-  args.v_strides = problem.strides(by_head, args.heads_k, args.seqlen_k, args.hdim_v);
+  args.v_strides = options.choice("vlayout", {{"r"}, {"c"}})
+                       ? column_strides(problem)
+                       : problem.strides(by_head, args.heads_k, args.seqlen_k, args.hdim_v);
   return problem;
 }
 
@@ -329,10 +551,19 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
 
 // The values of a tensor as they lie in memory.
 inline std::vector<std::uint8_t> stored(const std::vector<Bits>& values, jitfmha::DataType dtype) {
-  if (is_fp8(dtype)) return {values.begin(), values.end()};
-  std::vector<std::uint8_t> bytes(values.size() * sizeof(Bits));
-  std::memcpy(bytes.data(), values.data(), bytes.size());
+  const std::size_t size = bytes_of(dtype);
+  std::vector<std::uint8_t> bytes(values.size() * size);
+  for (std::size_t i = 0; i < values.size(); ++i) std::memcpy(&bytes[i * size], &values[i], size);
   return bytes;
+}
+
+// The same of a tensor on the device.
+inline std::vector<Bits> values_of(const hip::Memory& memory, jitfmha::DataType dtype) {
+  const std::size_t size = bytes_of(dtype);
+  const std::vector<std::uint8_t> bytes = memory.content<std::uint8_t>();
+  std::vector<Bits> values(bytes.size() / size, 0);
+  for (std::size_t i = 0; i < values.size(); ++i) std::memcpy(&values[i], &bytes[i * size], size);
+  return values;
 }
 
 // The place of a row in memory.
@@ -346,10 +577,12 @@ struct View {
   const std::vector<Bits>& values;
   jitfmha::Strides strides;
   jitfmha::DataType dtype;
+  std::int64_t column_stride;
 
   double operator()(std::int64_t batch, std::int64_t head, std::int64_t row,
                     std::int64_t column) const {
-    const std::size_t at = place(strides, batch, head, row) + static_cast<std::size_t>(column);
+    const std::size_t at =
+        place(strides, batch, head, row) + static_cast<std::size_t>(column * column_stride);
     return widened(values[at], dtype);
   }
 };
@@ -365,16 +598,19 @@ void save(const Options& options, const char* name, const std::vector<T>& values
 
 inline std::vector<Bits> drawn(const Options& options, jitfmha::DataType dtype, std::int64_t count,
                                std::mt19937& random) {
-  const std::size_t kind = options.choice("init", {{"ui", "0"}, {"uf", "1"}, {"nf"}, {"tf", "2"}});
+  const std::size_t kind = options.choice(
+      "init", {{"ui", "0"}, {"uf", "1"}, {"nf"}, {"tf", "2"}, {"ni"}, {"uf:q", "3"}});
+  const double range = kind == 5 && has_8_bits(dtype) ? largest_of(dtype) : 1;
   std::uniform_int_distribution<int> integers(-3, 3);
-  std::uniform_real_distribution<double> floats(-1, 1);
+  std::uniform_real_distribution<double> floats(-range, range);
   std::normal_distribution<double> normal;
   std::vector<Bits> values(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < values.size(); ++i) {
     const double value = kind == 0   ? integers(random)
-                         : kind == 1 ? floats(random)
                          : kind == 2 ? normal(random)
-                                     : std::sin(static_cast<double>(i));
+                         : kind == 3 ? std::sin(static_cast<double>(i))
+                         : kind == 4 ? std::nearbyint(normal(random))
+                                     : floats(random);
     values[i] = narrowed(value, dtype);
   }
   return values;
@@ -383,9 +619,9 @@ inline std::vector<Bits> drawn(const Options& options, jitfmha::DataType dtype, 
 // A tensor of random values, on the host and on the device. Batches lie one behind the other.
 struct Drawn {
   Drawn(const Options& options, const Problem& problem, const jitfmha::Strides& strides,
-        std::mt19937& random)
-      : values(drawn(options, problem.args.dtype, problem.packs() * strides.batch, random)),
-        view{values, strides, problem.args.dtype},
+        std::int64_t count, std::mt19937& random, std::int64_t column_stride = 1)
+      : values(drawn(options, problem.args.dtype, count * strides.batch, random)),
+        view{values, strides, problem.args.dtype, column_stride},
         memory(stored(values, problem.args.dtype)) {}
   void save_to(const Options& options, const char* name) const {
     save(options, name, stored(values, view.dtype));
@@ -398,12 +634,21 @@ struct Drawn {
 
 // What both directions read.
 struct Inputs {
-  Inputs(const Options& options, const Problem& problem, std::mt19937& random)
-      : q(options, problem, problem.args.q_strides, random),
-        k(options, problem, problem.args.k_strides, random),
-        v(options, problem, problem.args.v_strides, random),
+  Inputs(const Options& options, const Problem& problem, const std::vector<Bits>& scores,
+         std::mt19937& random)
+      : q(options, problem, problem.args.q_strides, problem.packs(), random),
+        k(options, problem, problem.args.k_strides, packs_of_keys(problem), random),
+        v(options, problem, problem.args.v_strides, packs_of_keys(problem), random,
+          problem.args.v_column),
         cu_seqlens_q(problem.cu_seqlens_q),
-        cu_seqlens_k(problem.cu_seqlens_k) {
+        cu_seqlens_k(problem.cu_seqlens_k),
+        cu_rooms_k(problem.cu_rooms_k),
+        pages(std::vector<std::int32_t>(problem.pages.begin(), problem.pages.end())),
+        rng_state(std::vector<std::uint64_t>{problem.drop_seed, problem.drop_offset}),
+        scores(stored(scores, problem.scores.slopes.empty() ? output_dtype(problem.args.dtype)
+                                                            : jitfmha::DataType::fp32)),
+        has_bias(problem.args.bias_query > 0),
+        has_slopes(!problem.scores.slopes.empty()) {
     q.save_to(options, "q");
     k.save_to(options, "k");
     v.save_to(options, "v");
@@ -415,13 +660,50 @@ struct Inputs {
     args.v = v.memory.get();
     args.cu_seqlens_q = cu_seqlens_q.get<std::int32_t>();
     args.cu_seqlens_k = cu_seqlens_k.get<std::int32_t>();
+    args.cu_seqlens_k_padded = cu_rooms_k.get<std::int32_t>();
     args.workspace = workspace.get();
     args.workspace_bytes = workspace.bytes();
+    put_scores_into(args);
+  }
+
+  // What decides about the kernel, too.
+  void put_scores_into(jitfmha::MhaArgs& args) const {
+    args.rng_state = rng_state.get<std::int64_t>();
+    if (has_bias) args.bias = scores.get();
+    if (has_slopes) args.alibi_slopes = scores.get<float>();
   }
 
   Drawn q, k, v;
-  hip::Memory cu_seqlens_q, cu_seqlens_k;
+  hip::Memory cu_seqlens_q, cu_seqlens_k, cu_rooms_k, pages, rng_state, scores;
+  bool has_bias, has_slopes;
+
+ private:
+  static std::int64_t packs_of_keys(const Problem& problem) {
+    return problem.page_size ? static_cast<std::int64_t>(problem.pages.size()) : problem.packs();
+  }
 };
+
+// The plan of a call with the rounding that is asked for, or where no kernel has it, with RTNE.
+template <class Args, class Plan>
+jitfmha::MhaPlan planned(Args& args, const Plan& plan_call) {
+  jitfmha::MhaPlan plan;
+  jitfmha::Status status = plan_call(args, &plan);
+  if (status.code == jitfmha::StatusCode::unsupported) {
+    args.bf16_cvt = jitfmha::Bf16Cvt::rtne;
+    status = plan_call(args, &plan);
+  }
+  check(status);
+  return plan;
+}
+
+// Whether the program is asked for no more than that.
+inline bool says_whether_ready(const Options& options, const char* flag,
+                               const jitfmha::MhaPlan& plan) {
+  if (!options.flag(flag)) return false;
+  const bool is_ready = std::string(plan.kernel).find("_compiled_") == std::string::npos;
+  std::printf("a kernel that comes ready serves it: %s (%s)\n", is_ready ? "y" : "n", plan.kernel);
+  return true;
+}
 
 // How far results are from exact ones; a share of the largest exact value is allowed.
 class Comparison {
@@ -468,12 +750,16 @@ inline Row row_of(const Problem& problem, const Inputs& inputs, std::int64_t n, 
   double largest = -HUGE_VAL, sum = 0;
   for (std::int64_t j = 0; j < of.rows_k; ++j) {
     if (!problem.sees(of, i, j)) continue;
+    const auto [place_k, row_k] = problem.key_at(n, j);
     double score = 0;
     for (std::int64_t d = 0; d < problem.args.hdim_q; ++d)
       score += inputs.q.view(batch, head, of.begin_q + i, d) *
-               inputs.k.view(batch, key_head, of.begin_k + j, d);
-    row.probabilities[static_cast<std::size_t>(j)] = score * scale;
-    largest = std::max(largest, score * scale);
+               inputs.k.view(place_k, key_head, row_k, d);
+    score *= scale;
+    if (const double cap = problem.scores.softcap) score = cap * std::tanh(score / cap);
+    score += problem.added(n, head, i, j);
+    row.probabilities[static_cast<std::size_t>(j)] = score;
+    largest = std::max(largest, score);
   }
   for (double& each : row.probabilities) {
     each = std::isinf(each) ? 0 : std::exp(each - largest);
@@ -513,9 +799,11 @@ inline Forward forward_of(const Problem& problem, const Inputs& inputs,
     const std::size_t to = place(strides, batch, head, of.begin_q + i);
     for (std::int64_t d = 0; d < args.hdim_v; ++d) {
       double sum = 0;
-      for (std::int64_t j = 0; j < of.rows_k; ++j)
-        sum += row.probabilities[static_cast<std::size_t>(j)] *
-               inputs.v.view(batch, key_head, of.begin_k + j, d);
+      for (std::int64_t j = 0; j < of.rows_k; ++j) {
+        const auto [place_v, row_v] = problem.key_at(n, j);
+        sum += row.probabilities[static_cast<std::size_t>(j)] * problem.kept(n, head, i, j) *
+               inputs.v.view(place_v, key_head, row_v, d);
+      }
       forward.out[to + static_cast<std::size_t>(d)] =
           sum * problem.descale(problem.descales.v, n, key_head);
     }
@@ -556,10 +844,24 @@ void run_and_time(const Options& options, const Problem& problem, const jitfmha:
   if (options.flag("kname")) text << ", " << plan.kernel;
   std::printf("%s", text.str().c_str());
   const double seconds = seconds_of(options, launch);
+  if (seconds == 0) return;
   const double operations = 2 * problem.visible_pairs() * static_cast<double>(args.heads_q) *
                             static_cast<double>(columns);
-  if (seconds > 0)
-    std::printf(", %.4f ms, %.2f TFLOP/s", seconds * 1e3, operations / seconds * 1e-12);
+  const bool is_emulated = hip::is_emulated();
+  const double tflops = operations / seconds * 1e-12;
+  if (is_emulated)
+    std::printf(
+        ", emulated in %.4f s, which says nothing of a GPU: the model's time of a launch is "
+        "what python -m jitfmha profile says",
+        seconds);
+  else std::printf(", %.4f ms, %.2f TFLOP/s", seconds * 1e3, tflops);
+  if (!options.flag("json")) return;
+  std::ofstream file(options.text("jsonfile"));
+  file << "{\"problem\": \"" << text.str() << "\", \"seconds\": " << seconds
+       << ", \"emulated\": " << (is_emulated ? "true" : "false");
+  if (!is_emulated) file << ", \"tflops\": " << tflops;
+  file << "}\n";
+  if (!file.flush()) throw std::runtime_error("cannot write to " + options.text("jsonfile"));
 }
 
 // 0: done, 1: wrong or failed, 2: a usage error.
@@ -567,6 +869,10 @@ template <class Run>
 int main_with(int count, char** texts, std::vector<Option> more, const Run& run) {
   try {
     const Options options(count, texts, std::move(more));
+    if (options.asks_for_help()) {
+      std::cout << options.help();
+      return 0;
+    }
     return run(options) ? 0 : 1;
   } catch (const UsageError& error) {
     std::cerr << texts[0] << ": " << error.what();

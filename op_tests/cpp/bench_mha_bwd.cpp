@@ -2,7 +2,7 @@
 //
 //     g++ -std=c++17 -O2 -ffp-contract=off -IDIR/include bench_mha_bwd.cpp DIR/src/*.cpp -ldl
 //
-// An option that is not known prints all of them.
+// -? prints all options.
 #include "bench_mha.h"
 
 namespace {
@@ -11,13 +11,25 @@ using namespace bench;
 
 struct Gradients {
   std::vector<double> dq, dk, dv;
+  std::vector<double> dbias;  // of each score
 };
+
+// How many keys a row of the gradient of scores has.
+std::int64_t keys_of(const Problem& problem) {
+  return problem.is_group() ? problem.args.max_seqlen_k : problem.args.seqlen_k;
+}
+
+std::int64_t scores_of(const Problem& problem) {
+  return problem.packs() * problem.args.heads_q * problem.args.seqlen_q * keys_of(problem);
+}
 
 Gradients gradients_of(const Problem& problem, const Inputs& inputs, const View& dout) {
   const jitfmha::MhaArgs& args = problem.args;
   Gradients sums = {std::vector<double>(inputs.q.values.size()),
                     std::vector<double>(inputs.k.values.size()),
-                    std::vector<double>(inputs.v.values.size())};
+                    std::vector<double>(inputs.v.values.size()),
+                    std::vector<double>(static_cast<std::size_t>(scores_of(problem)))};
+  const std::int64_t keys = keys_of(problem);
   for_queries(problem, [&](auto n, auto batch, auto head, auto key_head, auto i) {
     const Sequence& of = problem.sequences[static_cast<std::size_t>(n)];
     const Row row = row_of(problem, inputs, n, head, i);
@@ -28,11 +40,16 @@ Gradients gradients_of(const Problem& problem, const Inputs& inputs, const View&
       const auto at = static_cast<std::size_t>(j);
       for (std::int64_t d = 0; d < args.hdim_v; ++d)
         dp[at] += dout(batch, head, query, d) * inputs.v.view(batch, key_head, of.begin_k + j, d);
+      dp[at] *= problem.kept(n, head, i, j);
       delta += row.probabilities[at] * dp[at];
     }
     for (std::int64_t j = 0; j < of.rows_k; ++j) {
       const auto at = static_cast<std::size_t>(j);
-      const double p = row.probabilities[at], ds = p * (dp[at] - delta) * problem.scale;
+      const double p = row.probabilities[at] * problem.kept(n, head, i, j);
+      const double of_score = row.probabilities[at] * (dp[at] - delta);
+      const double ds = of_score * problem.scale;
+      const std::int64_t line = (batch * args.heads_q + head) * args.seqlen_q + query;
+      sums.dbias[static_cast<std::size_t>(line * keys + j)] = of_score;
       const std::int64_t key = of.begin_k + j;
       const std::size_t q_row = place(args.q_strides, batch, head, query);
       const std::size_t k_row = place(args.k_strides, batch, key_head, key);
@@ -42,7 +59,8 @@ Gradients gradients_of(const Problem& problem, const Inputs& inputs, const View&
         sums.dk[k_row + static_cast<std::size_t>(d)] += ds * inputs.q.view(batch, head, query, d);
       }
       for (std::int64_t d = 0; d < args.hdim_v; ++d)
-        sums.dv[v_row + static_cast<std::size_t>(d)] += p * dout(batch, head, query, d);
+        sums.dv[v_row + static_cast<std::size_t>(d * args.v_column)] +=
+            p * dout(batch, head, query, d);
     }
   });
   return sums;
@@ -50,31 +68,37 @@ Gradients gradients_of(const Problem& problem, const Inputs& inputs, const View&
 
 bool run(const Options& options) {
   // Which of AITER's kernels are taken, and in what these add dq up. Here the library decides.
-  options.flag("bwd_v3");
+  options.choice("bwd_v3", {{"0"}, {"1"}, {"2"}});
   options.flag("v3_atomic_fp32");
-  if (options.text("prec") == "fp8") options.refuse("prec");
+  options.flag("v3_spec");
+  for (const char* const dtype : {"fp8", "int8"})
+    if (options.text("prec") == dtype) options.refuse("prec");
   std::mt19937 random = random_of(options);
   hip::set_device(static_cast<int>(options.number("device")));
   Problem problem = problem_of(options, random);
+  const std::vector<Bits> scores = set_scores(options, problem, random);
+  const Inputs inputs(options, problem, scores, random);
   jitfmha::MhaBwdArgs args;
   static_cast<jitfmha::MhaArgs&>(args) = problem.args;
+  inputs.put_scores_into(args);
   args.out_strides = args.dout_strides =
       problem.strides(problem.is_output_by_head, args.heads_q, args.seqlen_q, args.hdim_v);
   args.dq_strides = args.q_strides;
   args.dk_strides = args.k_strides;
   args.dv_strides = args.v_strides;
+  if (args.v_column != 1) options.refuse("vlayout");  // a gradient has rows
   args.deterministic = options.flag("deterministic");
-  jitfmha::MhaPlan plan;
-  check(jitfmha::plan_mha_bwd(args, &plan));
+  const jitfmha::MhaPlan plan = planned(args, jitfmha::plan_mha_bwd);
+  if (says_whether_ready(options, "is_v3_check", plan)) return true;
+  if (says_whether_ready(options, "v3_api_check", plan)) return true;
 
-  const Inputs inputs(options, problem, random);
-  const Drawn dout(options, problem, args.dout_strides, random);
+  const Drawn dout(options, problem, args.dout_strides, problem.packs(), random);
   dout.save_to(options, "dout");
   const Forward forward = forward_of(problem, inputs, args.out_strides);
   std::vector<Bits> out;
   for (const double each : forward.out) out.push_back(narrowed(each, args.dtype));
   const std::vector<float> lse(forward.lse.begin(), forward.lse.end());
-  const hip::Memory device_out(out), device_lse(lse);
+  const hip::Memory device_out(stored(out, args.dtype)), device_lse(lse);
   const hip::Memory dq(inputs.q.memory.bytes()), dk(inputs.k.memory.bytes());
   const hip::Memory dv(inputs.v.memory.bytes()), workspace(plan.workspace_bytes);
   inputs.put_into(args, workspace);
@@ -84,21 +108,30 @@ bool run(const Options& options) {
   args.dq = dq.get();
   args.dk = dk.get();
   args.dv = dv.get();
+  const bool has_dbias = options.flag("dbias") && args.bias;
+  const std::vector<float> zeros(
+      static_cast<std::size_t>(has_dbias ? scores_of(problem) : 0));  // of what nobody sees
+  const hip::Memory dbias(zeros);
+  if (has_dbias) args.dbias = dbias.get<float>();
 
   run_and_time(options, problem, plan, 3 * args.hdim_q + 2 * args.hdim_v,
                [&] { check(jitfmha::mha_bwd(args, nullptr)); });
-  save(options, "out", out);
+  save(options, "out", stored(out, args.dtype));
   save(options, "lse", lse);
-  save(options, "dq", dq.content<Bits>());
-  save(options, "dk", dk.content<Bits>());
-  save(options, "dv", dv.content<Bits>());
+  save(options, "dq", dq.content<std::uint8_t>());
+  save(options, "dk", dk.content<std::uint8_t>());
+  save(options, "dv", dv.content<std::uint8_t>());
   Comparison comparison;
-  if (options.flag("v")) {
+  if (options.number("v")) {
     const Gradients exact = gradients_of(problem, inputs, dout.view);
     const double allowed = args.dtype == jitfmha::DataType::bf16 ? 2e-2 : 4e-3;
-    comparison.add("dq", widened(dq.content<Bits>(), args.dtype), exact.dq, allowed);
-    comparison.add("dk", widened(dk.content<Bits>(), args.dtype), exact.dk, allowed);
-    comparison.add("dv", widened(dv.content<Bits>(), args.dtype), exact.dv, allowed);
+    comparison.add("dq", widened(values_of(dq, args.dtype), args.dtype), exact.dq, allowed);
+    comparison.add("dk", widened(values_of(dk, args.dtype), args.dtype), exact.dk, allowed);
+    comparison.add("dv", widened(values_of(dv, args.dtype), args.dtype), exact.dv, allowed);
+    if (has_dbias) {
+      const std::vector<float> found = dbias.content<float>();
+      comparison.add("dbias", {found.begin(), found.end()}, exact.dbias, allowed);
+    }
     std::printf(", valid: %s", comparison.is_good() ? "y" : "n");
   }
   std::printf("\n");
@@ -108,9 +141,13 @@ bool run(const Options& options) {
 }  // namespace
 
 int main(int count, char** texts) {
-  return bench::main_with(count, texts,
-                          {{"deterministic", "0", "1: dq is added up in one order"},
-                           {"bwd_v3", "1", "0 or 1: the library decides which kernels are taken"},
-                           {"v3_atomic_fp32", "1", "0 or 1: dq is added up in float32"}},
-                          run);
+  return bench::main_with(
+      count, texts,
+      {{"deterministic", "0", "1: dq is added up in one order"},
+       {"dbias", "0", "1: also the gradient of each score, where a bias is added"},
+       {"bwd_v3", "0", "0 to 2: no meaning here: the library decides which kernels are taken"},
+       {"v3_atomic_fp32", "1", "0, 1: no meaning here: dq is added up in float32"},
+       {"v3_spec", "0", "0, 1: no meaning here: AITER's kernels for special lengths"},
+       {"v3_api_check", "0", "as -is_v3_check"}},
+      run);
 }

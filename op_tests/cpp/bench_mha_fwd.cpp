@@ -2,23 +2,56 @@
 //
 //     g++ -std=c++17 -O2 -ffp-contract=off -IDIR/include bench_mha_fwd.cpp DIR/src/*.cpp -ldl
 //
-// An option that is not known prints all of them.
+// -? prints all options.
+#include <numeric>
+
 #include "bench_mha.h"
 
 namespace {
 
 using namespace bench;
 
-// Random ones where -qscale asks for them.
+// Random ones where -qscale asks for them, or with -squant=1 those of a range of floats.
 std::vector<float> drawn_descales(const Options& options, const Problem& problem,
-                                  std::mt19937& random) {
-  const std::size_t kind = options.choice("qscale", {{"n", "0"}, {"pt", "1"}, {"ph"}});
+                                  const std::string& range, std::mt19937& random) {
+  std::size_t kind = options.choice("qscale", {{"n", "0"}, {"pt", "1"}, {"ph"}});
+  const std::size_t squant = options.choice("squant", {{"auto"}, {"0"}, {"1"}});
+  if (squant == 1) kind = 0;
   std::uniform_real_distribution<float> scales(0.5f, 1.5f);
   const auto count = static_cast<std::size_t>(problem.args.batch * problem.args.heads_k);
-  std::vector<float> drawn(count, kind == 0 ? 1.0f : scales(random));
-  if (kind == 2)
+  float one = kind == 0 ? 1.0f : scales(random);
+  if (squant == 2) one = static_cast<float>(options.real(range) / largest_of(problem.args.dtype));
+  std::vector<float> drawn(count, one);
+  if (kind == 2 && squant != 2)
     for (float& each : drawn) each = scales(random);
   return drawn;
+}
+
+// Puts keys into pages, those of all sequences in any order.
+void set_pages(const Options& options, Problem& problem, std::mt19937& random) {
+  const std::int64_t size = options.number("page_block_size");
+  if (size == 0) return;
+  if (size < 0 || !problem.is_group()) options.refuse("page_block_size");
+  jitfmha::MhaArgs& args = problem.args;
+  problem.page_size = size;
+  problem.pages_of_sequence = std::max<std::int64_t>((args.max_seqlen_k + size - 1) / size, 1);
+  problem.pages.resize(static_cast<std::size_t>(args.batch * problem.pages_of_sequence));
+  std::iota(problem.pages.begin(), problem.pages.end(), 0);
+  std::shuffle(problem.pages.begin(), problem.pages.end(), random);
+  const bool by_head = problem.is_input_by_head;
+  args.k_strides = problem.strides(by_head, args.heads_k, size, args.hdim_q);
+  args.v_strides = problem.strides(by_head, args.heads_k, size, args.hdim_v);
+  if (args.v_column != 1) options.refuse("vlayout");
+}
+
+// What AITER ignores here, too, and says so.
+void ignore_appended_keys(const Options& options) {
+  for (const char* const name : {"s_knew", "rotary_dim"})
+    if (options.number(name) != 0)
+      std::cerr << "keys are appended by no exported kernel: -" << name << " is ignored\n";
+  options.flag("rotary_interleaved");
+  if (options.flag("cache_batch_idx"))
+    std::cerr << "no exported kernel has an index of the cache: -cache_batch_idx is ignored\n";
 }
 
 jitfmha::Descale descale_at(const hip::Memory& scales, const Problem& problem) {
@@ -26,7 +59,7 @@ jitfmha::Descale descale_at(const hip::Memory& scales, const Problem& problem) {
 }
 
 double allowed_error(jitfmha::DataType dtype) {
-  if (is_fp8(dtype)) return 6e-2;  // of probabilities with 4 significant bits
+  if (has_8_bits(dtype)) return 6e-2;  // of probabilities with 4 significant bits
   return dtype == jitfmha::DataType::bf16 ? 1e-2 : 2e-3;
 }
 
@@ -35,26 +68,44 @@ bool run(const Options& options) {
   hip::set_device(static_cast<int>(options.number("device")));
   Problem problem = problem_of(options, random);
   jitfmha::MhaFwdArgs args;
+  ignore_appended_keys(options);
+  options.flag("fwd_v3");
+  set_pages(options, problem, random);
+  problem.scores.softcap = options.real("logits_soft_cap");
+  problem.args.logit_softcap = static_cast<float>(problem.scores.softcap);
+  const std::vector<Bits> scores = set_scores(options, problem, random);
+  const Inputs inputs(options, problem, scores, random);
   static_cast<jitfmha::MhaArgs&>(args) = problem.args;
+  inputs.put_scores_into(args);
   args.out_strides =
       problem.strides(problem.is_output_by_head, args.heads_q, args.seqlen_q, args.hdim_v);
-  jitfmha::MhaPlan plan;
-  check(jitfmha::plan_mha_fwd(args, &plan));
+  const std::int64_t num_splits = options.number("num_splits");
+  args.num_splits = num_splits == 1 ? 0 : num_splits;
+  if (problem.page_size) {
+    args.block_table = inputs.pages.get<std::int32_t>();
+    args.block_table_stride = problem.pages_of_sequence;
+    args.page_size = problem.page_size;
+    args.num_pages = static_cast<std::int64_t>(problem.pages.size());
+  }
+  const jitfmha::MhaPlan plan = planned(args, jitfmha::plan_mha_fwd);
+  if (says_whether_ready(options, "is_v3_check", plan)) return true;
 
-  const Inputs inputs(options, problem, random);
   Descales& descales = problem.descales;
-  if (is_fp8(args.dtype))
-    for (std::vector<float>* const each : {&descales.q, &descales.k, &descales.v})
-      *each = drawn_descales(options, problem, random);
+  if (has_8_bits(args.dtype)) {
+    descales.q = drawn_descales(options, problem, "range_q", random);
+    descales.k = drawn_descales(options, problem, "range_k", random);
+    descales.v = drawn_descales(options, problem, "range_v", random);
+  }
   const hip::Memory q_descale(descales.q), k_descale(descales.k), v_descale(descales.v);
   const std::int64_t rows = problem.packs() * args.heads_q * args.seqlen_q;
-  const hip::Memory device_out(static_cast<std::size_t>(rows * args.hdim_v) * sizeof(Bits));
+  const jitfmha::DataType out_dtype = output_dtype(args.dtype);
+  const hip::Memory device_out(static_cast<std::size_t>(rows * args.hdim_v) * bytes_of(out_dtype));
   const hip::Memory device_lse(static_cast<std::size_t>(rows) * sizeof(float));
   const hip::Memory workspace(plan.workspace_bytes);
   inputs.put_into(args, workspace);
   args.out = device_out.get();
   args.lse = options.flag("lse") ? device_lse.get<float>() : nullptr;
-  if (is_fp8(args.dtype)) {
+  if (has_8_bits(args.dtype)) {
     args.q_descale = descale_at(q_descale, problem);
     args.k_descale = descale_at(k_descale, problem);
     args.v_descale = descale_at(v_descale, problem);
@@ -62,18 +113,17 @@ bool run(const Options& options) {
 
   run_and_time(options, problem, plan, args.hdim_q + args.hdim_v,
                [&] { check(jitfmha::mha_fwd(args, nullptr)); });
-  const std::vector<Bits> out = device_out.content<Bits>();
+  const std::vector<Bits> out = values_of(device_out, out_dtype);
   const std::vector<float> lse = device_lse.content<float>();
   save(options, "q_descale", descales.q);
   save(options, "k_descale", descales.k);
   save(options, "v_descale", descales.v);
-  save(options, "out", out);
+  save(options, "out", stored(out, out_dtype));
   save(options, "lse", lse);
   Comparison comparison;
-  if (options.flag("v")) {
+  if (options.number("v")) {
     const Forward exact = forward_of(problem, inputs, args.out_strides);
-    comparison.add("out", widened(out, output_dtype(args.dtype)), exact.out,
-                   allowed_error(args.dtype));
+    comparison.add("out", widened(out, out_dtype), exact.out, allowed_error(args.dtype));
     if (options.flag("lse")) comparison.add("lse", {lse.begin(), lse.end()}, exact.lse, 1e-3);
     std::printf(", valid: %s", comparison.is_good() ? "y" : "n");
   }
@@ -84,10 +134,28 @@ bool run(const Options& options) {
 }  // namespace
 
 int main(int count, char** texts) {
-  return bench::main_with(count, texts,
-                          {{"lse", "0", "1: also the log-sum-exp"},
-                           {"qscale", "pt",
-                            "fp8: scales are n, 0: 1; pt, 1: one of each tensor; ph: one of each "
-                            "sequence and head of k"}},
-                          run);
+  return bench::main_with(
+      count, texts,
+      {{"lse", "0", "1: also the log-sum-exp"},
+       {"s_kpad", "-1",
+        "groups: rows of k and v that a sequence has room for; -1: no more than it has"},
+       {"s_knew", "0", "no meaning here: no exported kernel appends keys"},
+       {"logits_soft_cap", "0", "the soft cap of scores; 0: none"},
+       {"qscale", "n",
+        "8 bits: scales are n, 0: 1; pt, 1: one of each tensor; ph: one of each sequence and head "
+        "of "
+        "k"},
+       {"squant", "auto", "8 bits: 1: scales are those of the ranges; 0: 1; auto: as -qscale says"},
+       {"range_q", "16", "-squant=1: the largest float that q stands for"},
+       {"range_k", "16", "the same of k"},
+       {"range_v", "16", "the same of v"},
+       {"range_p", "1", "no meaning here: probabilities are not scaled"},
+       {"range_o", "16", "no meaning here: outputs have 16 bits"},
+       {"num_splits", "1", "of the keys; 0, 1: the library decides"},
+       {"page_block_size", "0", "groups: keys lie in pages of so many; 0: they do not"},
+       {"cache_batch_idx", "0", "no meaning here: no exported kernel has an index of the cache"},
+       {"rotary_dim", "0", "no meaning here, as -s_knew"},
+       {"rotary_interleaved", "1", "the same"},
+       {"fwd_v3", "0", "0, 1: no meaning here: the library decides which kernels are taken"}},
+      run);
 }

@@ -24,6 +24,7 @@ class Library {
   int (*copy)(void*, const void*, std::size_t, int);
   int (*fill)(void*, int, std::size_t);
   int (*synchronize)();
+  bool is_emulated;
 
  private:
   Library() {
@@ -37,6 +38,7 @@ class Library {
     find("hipMemcpy", copy);
     find("hipMemset", fill);
     find("hipDeviceSynchronize", synchronize);
+    is_emulated = dlsym(handle_, "jitfmha_emulator_last_error");
   }
 
   template <class Function>
@@ -55,6 +57,8 @@ inline void check(int status, const char* what) {
 }
 
 inline void set_device(int index) { check(Library::instance().set_device(index), "hipSetDevice"); }
+
+inline bool is_emulated() { return Library::instance().is_emulated; }
 
 inline void synchronize() { check(Library::instance().synchronize(), "hipDeviceSynchronize"); }
 

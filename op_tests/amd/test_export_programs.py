@@ -1,0 +1,129 @@
+"""The benchmark programs: lines of AITER's smoke scripts as they are, help, and what is refused."""
+
+import json
+import os
+import shutil
+
+import pytest
+from exported_calls import Program, build_shared, write_library
+
+from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
+from jitfmha.emulator.library import load
+from jitfmha.export.kernels import Selection
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+READY = Selection(("gfx942",), dtypes=("bf16",))
+FORWARD = Selection(("gfx942",), ("forward",), dtypes=("bf16",), hdims=((32, 32),), modes=("gm0",))
+BACKWARD = FORWARD._replace(directions=("backward",), masks=("causal",))
+NONE, CAUSAL = ("none",), ("causal",)
+EXPORTED = (
+    FORWARD._replace(
+        hdims=((16, 32),), modes=("gm1",), masks=NONE, features=(("bias", "dropout"),)
+    ),
+    FORWARD._replace(masks=CAUSAL, features=(("alibi",), ("dropout",), ("sink_tokens",))),
+    FORWARD._replace(modes=("gm1",), masks=NONE, features=(("paged_keys",), ("softcap",))),
+    FORWARD._replace(
+        dtypes=("fp8",), hdims=((128, 128),), masks=NONE, features=(("column_major_v",),)
+    ),
+    FORWARD._replace(dtypes=("fp32", "int8"), hdims=((24, 24),), masks=NONE),
+    BACKWARD._replace(features=(("alibi", "dropout"), ("bias",))),
+    BACKWARD._replace(dtypes=("fp16",), hdims=((80, 80),), modes=("gm1",)),
+    BACKWARD._replace(dtypes=("fp32",), hdims=((72, 72),)),
+)
+# Lines of AITER's op_tests/cpp/mha/smoke_test_*.sh, with values of their loops.
+LINES = """\
+fwd -prec=bf16 -mode=1 -b=2 -h=2 -h_k=1 -d=16, -d_v=32 -s=55 -s_k=256 -bias=e -p_drop=0.2 -lse=1 \
+  -iperm=1 -operm=1 -vlayout=r -num_splits=1 -page_block_size=0 -cache_batch_idx=0 -kname=1 -v=1 \
+  -warmup=0 -repeat=1
+fwd -prec=bf16 -mode=0 -b=3 -h=2 -h_k=1 -d=32 -s=200 -s_k=520 -bias=a -p_drop=0.0 -lse=0 \
+  -iperm=0 -operm=0 -mask=t:128,30 -vlayout=r -num_splits=1 -page_block_size=0 -cache_batch_idx=0 \
+  -kname=1 -v=1 -warmup=0 -repeat=1
+fwd -prec=bf16 -mode=0 -b=1 -h=2 -h_k=1 -d=32 -s=1 -s_k=10 -s_kpad=32 -bias=n -p_drop=0.2 -lse=1 \
+  -iperm=1 -operm=1 -mask=2 -vlayout=r -num_splits=1 -page_block_size=0 -cache_batch_idx=0 \
+  -kname=1 -v=1 -warmup=0 -repeat=1
+fwd -prec=bf16 -mode=1 -b=1 -h=3 -d=32 -s=100 -s_k=51 -bias=n -p_drop=0.0 -lse=1 -iperm=0 \
+  -operm=0 -vlayout=r -num_splits=3 -page_block_size=128 -cache_batch_idx=1 -kname=1 -v=1 \
+  -warmup=0 -repeat=1
+fwd -prec=fp8 -init=3 -b=2 -h=1 -d=128 -s=128 -bias=n -iperm=1 -operm=1 -vlayout=c -squant=1 \
+  -kname=1 -v=1 -warmup=0 -repeat=1
+fwd -prec=bf16 -b=2 -h=4 -h_k=2 -d=192 -d_v=128 -s=127 -s_k=129 -iperm=0 -operm=1 -mask=2 -lse=1 \
+  -fwd_v3=1 -v3_bf16_cvt=2 -mode=0 -kname=1 -v=1
+fwd -prec=bf16 -b=2 -h=4 -h_k=2 -d=128 -d_v=128 -s=127,129 -s_k=129,0 -iperm=0 -operm=0 -mask=2 \
+  -lse=1 -fwd_v3=1 -v3_bf16_cvt=0 -mode=1 -kname=1 -v=1
+bwd -prec=bf16 -b=2 -h=1 -d=32 -s=987 -s_k=219 -bias=a -dbias=0 -p_drop=0.2 -iperm=1 -operm=1 \
+  -mask=t:128,30 -deterministic=0 -v=1 -mode=0 -kname=1 -v=1
+bwd -prec=fp16 -b=2 -h=3 -d=80 -s=65 -s_k=127 -iperm=0 -operm=0 -mask=t -bwd_v3=1 -v3_bf16_cvt=0 \
+  -v3_atomic_fp32=1 -mode=1 -kname=1 -v=1
+bwd -prec=bf16 -b=2 -h=4 -h_k=2 -d=128 -s=64 -s_k=33 -iperm=1 -operm=1 -mask=b -bwd_v3=1 \
+  -v3_atomic_fp32=1 -v3_bf16_cvt=1 -mode=0 -kname=1 -v=1
+bwd -prec=bf16 -b=2 -h=2 -d=64 -s=192 -s_k=301 -iperm=0 -operm=0 -mask=b:15,-1 -bwd_v3=1 -mode=0 \
+  -kname=1 -v=1
+"""
+# Of options that the scripts do not have.
+MORE_LINES = """\
+fwd -prec=fp32 -b=1 -h=2 -h_k=0 -d=24 -d_v=0 -s=33 -s_k=40 -init=ni -lse=1 -scale_s=.3
+fwd -prec=int8 -b=1 -h=2 -d=24 -s=33 -s_k=40 -init=uf:q -squant=1 -range_q=2 -range_k=2
+fwd -prec=bf16 -mode=1 -b=2 -h=2 -d=32 -s=33,5 -s_k=40,70 -s_kpad=50,70 -logits_soft_cap=3
+fwd -prec=bf16 -b=1 -h=1 -d=32 -s=40 -s_k=90 -mask=b:16,3,4
+bwd -prec=bf16 -b=1 -h=2 -d=32 -s=40 -s_k=50 -bias=e:2 -dbias=1 -mask=xb:8 -init=tf
+bwd -prec=fp32 -b=1 -h=2 -h_k=1 -d=72 -s=40 -s_k=50 -mask=g:9,30 -deterministic=1
+"""
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Program]:
+    for variable in (HSA_DIR, AITER_ASM_DIR):
+        if variable in os.environ:
+            pytest.skip(f"{variable} is set, and exports have the kernels of this package")
+    folder = tmp_path_factory.mktemp("export") / "programs"
+    write_library(folder, READY, EXPORTED)
+    library, runtime = build_shared(folder), load("plain")._name
+    return {way: Program(f"bench_mha_{way}", folder, library, runtime) for way in ("fwd", "bwd")}
+
+
+@pytest.mark.parametrize("line", [*LINES.splitlines(), *MORE_LINES.splitlines()])
+def test_lines(line, programs, seed, monkeypatch):
+    # As the scripts say.
+    monkeypatch.setenv("CK_WARMUP", "0")
+    monkeypatch.setenv("CK_REPEAT", "1")
+    way, *options = line.split()
+    said = programs[way].run(*options, f"-seed={seed}")
+    assert "valid: y" in said
+    assert "emulated in" in said
+
+
+@pytest.mark.parametrize("way", ["fwd", "bwd"])
+def test_help(way, programs):
+    said = programs[way].run("-?")
+    for name in ("bias", "drop_offset", "v3_bf16_cvt=1", "jsonfile", "mask"):
+        assert f"\n  -{name}" in said
+
+
+def test_json(programs, tmp_path):
+    file = tmp_path / "figures.json"
+    line = "-prec=bf16 -b=1 -h=1 -s=5 -d=64 -warmup=0 -repeat=1 -json=1"
+    programs["fwd"].run(*line.split(), f"-jsonfile={file}")
+    written = json.loads(file.read_text())
+    assert written["emulated"] is True
+    assert written["seconds"] > 0
+    assert "b 1, h 1/1, s 5/5" in written["problem"]
+
+
+def test_what_a_ready_kernel_serves(programs):
+    line = "-prec=bf16 -is_v3_check=1 -b=1 -h=1 -s=5"
+    assert "serves it: y (fmha_fwd_hd128_bf16_rtna" in programs["fwd"].run(*line.split(), "-d=128")
+    assert "serves it: n" in programs["fwd"].run(*line.split(), "-d=32", "-mask=2", "-bias=a")
+    assert "serves it: y" in programs["bwd"].run(*line.split(), "-v3_api_check=1")
+
+
+def test_what_is_refused(programs):
+    forward = programs["fwd"]
+    assert "no kernel has it" in forward.run("-prec=bf8", code=1)
+    few = ("-prec=bf16", "-b=1", "-h=1", "-s=3")
+    both = forward.run(*few, "-d=32", "-bias=a", "-logits_soft_cap=2", code=1)
+    assert "--features alibi+softcap has it" in both
+    for option in ("-mask=g:0,1", "-mask=xt:1,2", "-page_block_size=16", "-bias=z", "-s="):
+        assert f"{option} is not served" in forward.run(option, code=2)
+    rotated = forward.run(*few, "-d=64", "-rotary_dim=16", "-repeat=0")
+    assert "-rotary_dim is ignored" in rotated
