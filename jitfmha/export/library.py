@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import product
-from typing import get_args
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, product
+from typing import TypeVar, get_args
 
 from .. import jit
 from ..amd.chips import Arch, architecture, chip, chips
@@ -42,6 +42,11 @@ _READY_DTYPES: dict[str, KernelDtype] = {
 """The members of ``jitfmha::DataType`` that manifests have, in order, and their names there."""
 _DTYPES = (*_READY_DTYPES, "fp32", "int8")
 """All members of ``jitfmha::DataType`` in order."""
+_COPIED = (
+    "build_mha.sh",
+    *(f"benchmarks/{x}" for x in ("bench_mha.h", "bench_mha_bwd.cpp", "bench_mha_fwd.cpp")),
+    "benchmarks/hip.h",
+)
 _SCORE_DTYPES = ("bool", "bf16", "fp16", "fp32")
 """Those of ``jitfmha::ScoreType``, whose first one has no such name in C++."""
 _BLOCKS: tuple[tuple[Direction, Block], ...] = (
@@ -88,6 +93,7 @@ def library_files(
             "jitfmha.h", {**common, **about, "score_arguments": _lines(_score_arguments(), 2)}
         ),
         "jitfmha.pc": _rendered("jitfmha.pc", about),
+        **{x: jit.render(f"export/{x}", {}) for x in _COPIED},
         "src/code_objects.h": _rendered(
             "code_objects.h",
             {
@@ -144,8 +150,8 @@ def _calls(
             ),
             "policy_modules": "jitfmha/kernels/ready/key_split.py and policy.py",
             "policy": policy_in_cpp().cpp,
-            "forward_kernels": _lines(map(_forward_entry, forward)),
-            "backward_kernels": _lines(map(_backward_entry, backward)),
+            "forward_kernels": _lines(_chosen(forward, _forward_entry)),
+            "backward_kernels": _lines(_chosen(backward, _backward_entry)),
             "asked_scores": _lines(map(_asked, SCORE_FEATURES), 2),
             "packed_scores": _lines(_packed_scores(), 2),
             "open_side": OPEN_SIDE,
@@ -178,6 +184,24 @@ def _calls(
             "field_end": FIELD_END,
         },
     )
+
+
+_AnyKernel = TypeVar("_AnyKernel", ForwardKernel, BackwardKernels)
+
+
+def _chosen(kernels: Iterable[_AnyKernel], text_of: Callable[[_AnyKernel], str]) -> Iterator[str]:
+    """The text of each kernel, between what leaves it out of libraries that go without its kind."""
+    for kind, several in groupby(kernels, _kind):
+        without = " || ".join(f"defined(JITFMHA_WITHOUT_{name})" for name in kind)
+        yield f"#if !({without})"
+        yield from map(text_of, several)
+        yield "#endif"
+
+
+def _kind(kernel: ForwardKernel | BackwardKernels) -> tuple[str, ...]:
+    if isinstance(kernel, ForwardKernel):
+        return "FORWARD", *(("COMPILED",) if kernel.compiled_for else ())
+    return "BACKWARD", *(("COMPILED",) if not kernel.adds_dq_up else ())
 
 
 def _forward_entry(kernel: ForwardKernel) -> str:
@@ -254,10 +278,14 @@ def _packed_scores() -> Iterator[str]:
         yield f"modifiers.{row.name} = {value};"
 
 
-def _code_objects(kernels: Iterable[ForwardKernel | BackwardKernels], namespace: str) -> str:
-    definitions = "\n".join(
-        f"alignas({_LINE_BYTES}) const char {_object(x)}[] =\n{_literal(x.image)};" for x in kernels
-    )
+def _definition(x: ForwardKernel | BackwardKernels) -> str:
+    return f"alignas({_LINE_BYTES}) const char {_object(x)}[] =\n{_literal(x.image)};"
+
+
+def _code_objects(kernels: Collection[ForwardKernel | BackwardKernels], namespace: str) -> str:
+    forward = [x for x in kernels if isinstance(x, ForwardKernel)]
+    backward = [x for x in kernels if isinstance(x, BackwardKernels)]
+    definitions = "\n".join((*_chosen(forward, _definition), *_chosen(backward, _definition)))
     return (
         f'{_HEADER}#include "code_objects.h"\n\n'
         f"namespace jitfmha {{\ninline namespace {namespace} {{\nnamespace code_objects {{\n\n"

@@ -209,7 +209,7 @@ class Program:
     """A benchmark on the emulator, which its linker finds as the HIP runtime."""
 
     def __init__(self, name: str, exported: Path, library: Path, runtime: str) -> None:
-        flags = (f"-I{exported / 'include'}", CPP / f"{name}.cpp", library)
+        flags = (f"-I{exported / 'include'}", exported / "benchmarks" / f"{name}.cpp", library)
         rpath = f"-Wl,-rpath,{library.parent}"
         self._path = library.with_name(name)
         if not self._path.exists():

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from exported_calls import Program, build_shared, write_library
+from subprocesses import run_program
 
 from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
 from jitfmha.emulator.library import load
@@ -91,6 +92,46 @@ def test_lines(line, programs, seed, monkeypatch):
     said = programs[way].run(*options, f"-seed={seed}")
     assert "valid: y" in said
     assert "emulated in" in said
+
+
+@pytest.mark.parametrize(
+    ("ways", "built"),
+    [
+        ((), ("fwd", "bwd")),
+        (("fwd",), ("fwd",)),
+        (("bwd",), ("bwd",)),
+        (("fwd_v3",), ("fwd",)),
+        (("bwd_v3",), ("bwd",)),
+    ],
+)
+def test_build_mha(ways, built, tmp_path):
+    """Of each kind a library has, or is built without, there is one kernel."""
+    fp16 = Selection(("gfx942",), dtypes=("fp16",), hdims=((64, 64),), modes=("gm0",), masks=NONE)
+    compiled = fp16._replace(hdims=((24, 24),))
+    write_library(tmp_path / "mha", fp16, [compiled])
+    (tmp_path / "libamdhip64.so").symlink_to(load("plain")._name)
+    run_program(*("bash", "mha/build_mha.sh", *ways), cwd=tmp_path, CXXFLAGS="-O0 -Werror -Wall")
+    names = {f"libmha_{way}.so" for way in built} | {f"{way}.exe" for way in built}
+    names |= {f"benchmark_mha_{way}" for way in built} | {"mha", "libamdhip64.so"}
+    assert {x.name for x in tmp_path.iterdir()} == names
+    here = {"LD_LIBRARY_PATH": str(tmp_path), "cwd": tmp_path}
+    few = ("-prec=fp16", "-b=1", "-h=1", "-s=5", "-repeat=0")
+    for way in built:
+        assert "valid: y" in run_program(f"./{way}.exe", *few, "-d=64", **here).stdout
+        is_ready_alone = "v3" in "".join(ways)
+        found = run_program(f"./{way}.exe", *few, "-d=24", code=int(is_ready_alone), **here)
+        assert ("no kernel for fp16" in found.stderr) == (is_ready_alone and way == "fwd")
+        listed = run_program("nm", "-C", tmp_path / f"libmha_{way}.so").stdout
+        other = "bwd" if way == "fwd" else "fwd"
+        assert f"gfx942_fmha_{way}_" in listed
+        assert f"gfx942_fmha_{other}_" not in listed
+        assert ("_compiled_hd24x24" in listed) != is_ready_alone
+
+
+def test_build_mha_knows_its_ways(tmp_path):
+    write_library(tmp_path / "mha", READY)
+    said = run_program("bash", "mha/build_mha.sh", "all", code=2, cwd=tmp_path).stderr
+    assert "takes fwd, bwd, fwd_v3, bwd_v3 or nothing, not all" in said
 
 
 @pytest.mark.parametrize("way", ["fwd", "bwd"])
