@@ -44,7 +44,7 @@ FEATURES = tuple(
     if feature
     not in (
         *(Feature.QUERY_HEAD_DESCALES, Feature.TOKEN_DESCALES),
-        *(Feature.PACKED_PAGES, Feature.SPLIT_RESULTS),
+        Feature.PACKED_PAGES,
     )
 )
 """What exported calls may have, by the names that ``build`` knows."""
@@ -382,14 +382,15 @@ def _units(arch: Arch) -> int:
 
 def features_of(traits: ForwardTraits | BackwardTraits) -> str:
     """The words by which exported calls find a kernel that was compiled for their features."""
-    of_8_bits: tuple[str, ...] = ()
+    of_forward: tuple[str, ...] = ()
     if isinstance(traits, ForwardTraits):
-        of_8_bits = (
+        of_forward = (
             "descales" if traits.has_descales else "",
             "int8_probabilities" if traits.has_int8_probabilities else "",
+            "split_results" if traits.leaves_parts else "",
         )
     words = (
-        *of_8_bits,
+        *of_forward,
         "column_major_v" if traits.has_column_major_v else "",
         "paged_keys" if traits.access in ("paged", "wide_pages") else "",
         *traits.modifiers.words(),

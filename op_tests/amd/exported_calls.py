@@ -73,6 +73,7 @@ class ForwardArguments(ctypes.Structure):
         ("block_table", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("block_table_stride", "page_size", "num_pages")),
         ("num_splits", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("out_accum", "lse_accum")),
     ]
 
     def __init__(self, **values: Any) -> None:
@@ -125,9 +126,12 @@ class ExportedCalls:
         self._call(f"plan_{name}", ctypes.byref(arguments), ctypes.byref(plan))
         return plan
 
-    def launch(self, arguments: ForwardArguments | BackwardArguments) -> None:
-        name = "forward" if isinstance(arguments, ForwardArguments) else "backward"
-        self._call(name, ctypes.byref(arguments))
+    def launch(
+        self, arguments: ForwardArguments | BackwardArguments, name: str | None = None
+    ) -> None:
+        """Call the function of the direction, or another one of ``op_tests/cpp/calls.cpp``."""
+        direction = "forward" if isinstance(arguments, ForwardArguments) else "backward"
+        self._call(name or direction, ctypes.byref(arguments))
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = Status()

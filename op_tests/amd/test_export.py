@@ -459,6 +459,8 @@ FP8_CALL = {"dtype": 2, "hdim_q": 128, "hdim_v": 128} | {
         ({"dropout_p": 0.5}, "invalid_argument: rng_state is null"),
         ({"sink_size": 3}, "invalid_argument: sink_size is 3"),
         ({"v_column": 9}, "invalid_argument: v_column is 9"),
+        ({"out_accum": 1, "num_splits": 2}, "invalid_argument: lse_accum is null"),
+        ({"out_accum": 1, "lse_accum": 1}, "invalid_argument: num_splits is 0"),
         ({"num_splits": -1}, "invalid_argument: num_splits is -1"),
         ({"num_splits": 1025}, "unsupported: num_splits is 1025"),
         ({"block_table": 1, "page_size": 16}, "invalid_argument: block_table is given in batch"),
@@ -539,7 +541,7 @@ def test_another_runtime_is_refused(shared_library, calls):
 def test_symbols_have_the_version(shared_library):
     listed = run_program("nm", "-DC", "--defined-only", shared_library).stdout
     names = [line.split(maxsplit=2)[2] for line in listed.splitlines()]
-    assert len(names) == 6
+    assert len(names) == 8
     assert all(name.startswith("jitfmha::v1_2_3::") for name in names)
 
 

@@ -34,6 +34,7 @@ from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
 from jitfmha.emulator.library import load
 from jitfmha.emulator.session import DEVICES
 from jitfmha.export.kernels import Selection, forward_passes
+from jitfmha.layers.split_keys import mha_fwd_splitkv
 from jitfmha.problem.arguments import Descales
 from jitfmha.problem.dtypes import DTYPE_NAMES
 from jitfmha.problem.float64_reference import attention_packed, unpaged
@@ -48,12 +49,14 @@ EXPORTED = (
     BOTH._replace(modes=("gm1",), features=((), ("sinks",), ("column_major_v", "boolean_bias"))),
     FORWARD._replace(dtypes=("fp32",), hdims=((24, 24),)),
     FORWARD._replace(dtypes=("fp16",), hdims=((300, 280),)),
+    BOTH._replace(directions=("forward",), features=(("split_results",),)),
     FORWARD._replace(dtypes=("fp8",), hdims=((72, 40),)),
     FORWARD._replace(dtypes=("int8",), hdims=((64, 40),), features=((), ("int8_probabilities",))),
     FORWARD._replace(
         dtypes=("fp16",), hdims=((72, 72),), modes=("gm1",), features=(("paged_keys",),)
     ),
 )
+PLAIN = {"hdim_q": 96, "hdim_v": 40, "softmax_scale": 1.0, "mask": 2}
 PLAIN_MASKS = (1, 2, "b:0,0", "b:40,0", "t:5,1", "g:3,40", "b:-1,7")
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -91,7 +94,7 @@ def kind(
     arch: str,
     dtype: str,
     hdims: tuple[int, int],
-    mask: int,
+    mask: int | str,
     features: tuple[str, ...],
     **other: Any,
 ) -> CompiledCall:
@@ -172,13 +175,13 @@ def set_mask(arguments: Any, mask: Mask) -> None:
         arguments.window_left, arguments.window_right = sides
 
 
-def launch(calls: ExportedCalls, arch: str, arguments: Any) -> str:
-    """The kernel's name."""
+def launch(calls: ExportedCalls, arch: str, arguments: Any, name: str | None = None) -> str:
+    """The kernel's name; ``name`` is that of the call, where it is no plain one."""
     assert load("plain").hipSetDevice(DEVICES[arch]) == 0
     plan = calls.plan(arguments)
     workspace = torch.full((plan.workspace_bytes // 4,), torch.nan)
     arguments.workspace, arguments.workspace_bytes = workspace.data_ptr(), workspace.nbytes
-    calls.launch(arguments)
+    calls.launch(arguments, name)
     return str(plan.kernel.decode())
 
 
@@ -268,7 +271,7 @@ def test_pages(page_size, kernel, calls, rng):
     lse = torch.full((4, sum(lengths_q)), torch.nan)
     set_tensor(arguments, "out", out)
     arguments.lse, arguments.num_splits = lse.data_ptr(), shape.one_of(4)
-    assert kernel in launch(calls, "gfx950", arguments)
+    assert kernel in launch(calls, "gfx950", arguments, "batch_prefill")
     packed = [unpaged(x, table, lengths_k) for x in (k, v)]
     expected = attention_packed(q, *packed, *sequences.spans, **options)
     assert_near((out, lse), expected, q, *packed, options)
@@ -289,6 +292,41 @@ def test_int8_probabilities_are_those_of_python(calls, rng):
     assert torch.equal(given.out, expected)
 
 
+@pytest.mark.parametrize("is_group", [False, True])
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_results_of_splits_are_those_of_python(is_group, num_splits, calls, rng):
+    call = kind(
+        *("gfx942", "bf16", (96, 40), "b:150,0", ()),
+        is_group=is_group,
+        lengths=((129, 200), (40, 300)) if is_group else ((129, 300),) * 2,
+        num_splits=num_splits,
+    )
+    call = replace(call, heads=(4, 2))
+    given = drawn_inputs(call, rng)
+    arguments = arguments_of(call, given, ForwardArguments)
+    with emulate(call.arch):
+        expected = mha_fwd_splitkv(
+            *(given.q, given.k, given.v, num_splits), **given.options, **given.sequences
+        )
+    out, lse, out_accum, lse_accum = (torch.full_like(x, torch.nan) for x in expected)
+    out_accum.zero_()  # as Python does, of what is not written
+    lse_accum.fill_(-torch.inf)
+    set_tensor(arguments, "out", out)
+    arguments.num_splits, arguments.lse = num_splits, lse.data_ptr()
+    arguments.out_accum, arguments.lse_accum = out_accum.data_ptr(), lse_accum.data_ptr()
+    assert "_parts_" in launch(calls, call.arch, arguments, "forward_splitkv")
+    results = zip((out, lse, out_accum, lse_accum), expected, strict=True)
+    assert all(torch.equal(one, other) for one, other in results)
+
+
+def test_what_other_names_need(calls):
+    arguments = ForwardArguments(**PLAIN)
+    with pytest.raises(CallError, match="num_splits is 0; mha_fwd decides about it"):
+        calls.launch(arguments, "forward_splitkv")
+    with pytest.raises(CallError, match="block_table is null"):
+        calls.launch(arguments, "batch_prefill")
+
+
 def test_the_workspace_of_splits(calls):
     """Of an output that is made in slices, each has rows of its own in it."""
     (traits,) = forward_passes(EXPORTED[3], ())
@@ -304,9 +342,6 @@ def test_the_workspace_of_splits(calls):
     rows = batch * heads * traits.slices * tiles * traits.tile.own_rows * splits
     columns = -(-traits.made_columns // 32) * 32 + 4
     assert (plan.num_splits, plan.workspace_bytes) == (splits, 4 * rows * columns)
-
-
-PLAIN = {"hdim_q": 96, "hdim_v": 40, "softmax_scale": 1.0, "mask": 2}
 
 
 @pytest.mark.parametrize(

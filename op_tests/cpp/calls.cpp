@@ -15,6 +15,12 @@ EXPORT void plan_forward(const jitfmha::MhaFwdArgs* args, jitfmha::MhaPlan* plan
 EXPORT void forward(const jitfmha::MhaFwdArgs* args, jitfmha::Status* status) {
   *status = jitfmha::mha_fwd(*args, nullptr);
 }
+EXPORT void forward_splitkv(const jitfmha::MhaFwdArgs* args, jitfmha::Status* status) {
+  *status = jitfmha::mha_fwd_splitkv(*args, nullptr);
+}
+EXPORT void batch_prefill(const jitfmha::MhaFwdArgs* args, jitfmha::Status* status) {
+  *status = jitfmha::mha_batch_prefill(*args, nullptr);
+}
 EXPORT void plan_backward(const jitfmha::MhaBwdArgs* args, jitfmha::MhaPlan* plan,
                           jitfmha::Status* status) {
   *status = jitfmha::plan_mha_bwd(*args, plan);

@@ -1,5 +1,5 @@
-// Times jitfmha::mha_bwd, and compares it with what the CPU computes. Built by build_mha.sh, or with an
-// export in DIR:
+// Times jitfmha::mha_bwd, and compares it with what the CPU computes. Built by build_mha.sh, or
+// with an export in DIR:
 //
 //     g++ -std=c++17 -O2 -ffp-contract=off -IDIR/include bench_mha_bwd.cpp DIR/src/*.cpp -ldl
 //
