@@ -16,12 +16,14 @@ from torch import Tensor
 
 import jitfmha
 from jitfmha.call.detection import target_of
+from jitfmha.emulator.session import emulated_name
 from jitfmha.planning.target import AmdTarget
 
 _MOST = 3e-2  # of the largest value; a wrong kernel is far outside
 _SEQLENS_Q = (127, 192, 301, 512, 1024)
 _SEQLENS_K = (0, 129, 512, 700, 1023, 1058)
 _CVTS = {"gfx942": ("rtne", "rtna", "rtz"), "gfx950": ("rtne",)}
+_CVTS["gfx942-mi308"] = _CVTS["gfx942"]
 _EMULATED_COUNT = 40
 
 
@@ -59,7 +61,7 @@ def _joined(lengths: tuple[int, ...]) -> str:
 
 
 def problems(arch: str) -> Iterator[Problem]:
-    """All of an architecture."""
+    """All of an architecture or chip."""
     bits = (0, 1)
     lists = ((128, 192), bits, bits, bits, (0, 2), bits, _SEQLENS_Q, _SEQLENS_K, _CVTS[arch])
     for hdim, mode, iperm, operm, mask, lse, sq, sk, cvt in product(*lists):
@@ -105,17 +107,19 @@ def _finite(x: Tensor) -> Tensor:
     return x.double().nan_to_num(nan=1e9, neginf=0.0)
 
 
-def _target(arch: str) -> tuple[torch.device, AbstractContextManager[object]]:
-    """A GPU of that architecture, or the emulator."""
+def _target(name: str) -> tuple[torch.device, AbstractContextManager[object]]:
+    """A GPU of that architecture, or of that chip of it, or the emulator."""
     for index in range(torch.cuda.device_count()):
         device = torch.device("cuda", index)
         try:
             target = target_of(device)
         except ValueError:
             continue  # another maker's
-        if isinstance(target, AmdTarget) and target.chip.arch == arch:
-            return device, nullcontext()
-    return torch.device("cpu"), jitfmha.emulate(arch)
+        if isinstance(target, AmdTarget):
+            chip = target.chip
+            if name in (chip.arch, emulated_name(chip.name, chip.arch)):
+                return device, nullcontext()
+    return torch.device("cpu"), jitfmha.emulate(name)
 
 
 def main() -> int:

@@ -13,11 +13,12 @@ from torch import Tensor
 _HERE = Path(__file__).parent
 
 
-def test_the_smoke_test(seed):
+@pytest.mark.parametrize(("chip", "count"), [("gfx950", 3), ("gfx942-mi308", 1)])
+def test_the_smoke_test(chip, count, seed):
     process = run_program(
-        _HERE / "smoke_test_fwd_v3.sh", "-a", "gfx950", "-n", "3", "-s", str(seed), cwd=ROOT
+        _HERE / "smoke_test_fwd_v3.sh", "-a", chip, "-n", str(count), "-s", str(seed), cwd=ROOT
     )
-    assert process.stdout.count(", right,") == 3
+    assert process.stdout.count(", right,") == count
     assert "fmha_fwd_hd" in process.stdout
 
 
