@@ -16,6 +16,8 @@ def run(args: argparse.Namespace) -> int:
     flags = ("direction", "dtype", "mask", "mode", "bf16_cvt")
     given = ((f"{flag}s", getattr(args, flag)) for flag in flags)
     chosen: dict[str, Any] = {name: tuple(x) for name, x in given if x is not None}
+    if args.kv_dtype is not None:
+        chosen["kv_dtype"] = args.kv_dtype
     if args.hdim is not None:
         chosen["hdims"] = tuple(chain.from_iterable(args.hdim))
     try:

@@ -405,6 +405,8 @@ def _add_export(commands: Any) -> None:
     flag("--direction", nargs="+", choices=_DIRECTIONS, help="(default: both)")
     dtypes = "(default: bf16 fp16 fp8); backward has neither fp8 nor int8"
     flag("--dtype", nargs="+", choices=["bf16", "fp16", "fp8", "fp32", "int8"], help=dtypes)
+    kept = "of k and v beside a q of more bits, of kernels that are compiled (default: as q)"
+    flag("--kv-dtype", choices=["fp8", "int8"], help=kept)
     hdims = f"{_HDIMS}all that come ready, and of compiled kernels 64 and 128)"
     many = {"nargs": "+", "type": _several(_hdims), "help": hdims}
     flag("--hdim", "--hdims", metavar="HDIM", **many)

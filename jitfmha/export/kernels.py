@@ -68,6 +68,7 @@ class Selection(NamedTuple):
         hdims: of q and k, and of v. None: all that come ready, and of compiled kernels 64 and 128.
         bf16_cvts: where there is a choice. None: all that come ready, and of compiled kernels rtne.
         features: of calls that compiled kernels serve; each of these has all that are in one value.
+        kv_dtype: that of keys and values of such calls, where it is another one, of 8 bits.
         subsets: what is compiled, in place of what the other fields say of it.
     """
 
@@ -80,6 +81,7 @@ class Selection(NamedTuple):
     bf16_cvts: tuple[Bf16Cvt, ...] | None = None
     features: tuple[Features, ...] | None = None
     subsets: tuple[Subset, ...] = ()
+    kv_dtype: str | None = None
 
 
 def selection_of(
@@ -88,9 +90,15 @@ def selection_of(
     """Select what a profile has, with what is chosen in place of its parts, by ``Selection``."""
     if profile is None:
         return Selection(arches, **chosen)
-    given = {name: x for name, x in chosen.items() if name != "bf16_cvts"}
+    given = {name: x for name, x in chosen.items() if name not in ("bf16_cvts", "kv_dtype")}
     if "dtypes" in given:
-        given["dtypes"] = tuple((x, x) for dtype in given["dtypes"] for x in _full_names(dtype))
+        kv_dtype = chosen.get("kv_dtype")
+        given["dtypes"] = tuple(
+            (x, y)
+            for dtype in given["dtypes"]
+            for x in _full_names(dtype)
+            for y in (_full_names(kv_dtype) if kv_dtype else (x,))
+        )
     if "masks" in given:
         given["masks"] = tuple(MASKS[x] for x in given["masks"])
     subsets = tuple(each._replace(**given) for each in PROFILES[profile])
@@ -254,7 +262,7 @@ def forward_passes(
 
     Raises ``NotImplementedError``, ``TypeError`` or ``ValueError`` where nothing can be compiled.
     """
-    if not (selection.hdims or selection.features or selection.subsets):
+    if not any((selection.hdims, selection.features, selection.subsets, selection.kv_dtype)):
         return ()
     served = {_kind_of(kernel) for kernel in ready}
     passes: list[ForwardTraits] = []
@@ -263,6 +271,7 @@ def forward_passes(
         dtype = "fp8bf16" if wanted.dtype in FP8_NAMES.values() else wanted.dtype
         kind = (arch, dtype, wanted.hdim_q, wanted.hdim_v, not wanted.mask.is_none, wanted.mode)
         is_plain = wanted.features <= {*_MEANT_BY_OTHERS, Feature.DESCALES}
+        is_plain &= wanted.dtype == wanted.kv_dtype
         if is_plain and kind in served:
             continue
         try:
@@ -298,8 +307,13 @@ _MEANT_BY_OTHERS = Feature.LSE, Feature.PADDED_SEQUENCES
 def _combinations(selection: Selection, direction: Direction) -> Iterator[tuple[Arch, Combination]]:
     """The kinds of calls that are selected, of those that exported calls can ask for."""
     dtypes = [x for dtype in selection.dtypes for x in _full_names(dtype)]
+    kv_dtype = selection.kv_dtype
     own = Subset(
-        tuple((dtype, dtype) for dtype in dtypes),
+        tuple(
+            (dtype, other)
+            for dtype in dtypes
+            for other in (_full_names(kv_dtype) if kv_dtype else (dtype,))
+        ),
         selection.hdims or _HDIMS_OF_COMPILED,
         tuple(MASKS[mask] for mask in selection.masks),
         selection.modes,
@@ -314,13 +328,15 @@ def _combinations(selection: Selection, direction: Direction) -> Iterator[tuple[
         for (dtype, kv_dtype), hdims, mask, mode, features in itertools.product(
             subset.dtypes, subset.hdims, subset.masks, subset.modes, subset.features
         ):
-            is_of_arch = dtype not in FP8_NAMES.values() or dtype == architecture(arch).fp8_dtype
-            if not (dtype == kv_dtype and dtype in names and is_of_arch):
+            others = {*FP8_NAMES.values()} - {architecture(arch).fp8_dtype}
+            if dtype not in names or not others.isdisjoint((dtype, kv_dtype)):
+                continue
+            if direction == "backward" and dtype != kv_dtype:
                 continue
             if not {*features} <= {*FEATURES}:
                 continue
             asked = {NAMED_FEATURES[name] for name in features}
-            if dtype in EIGHT_BIT_NAMES:
+            if kv_dtype in EIGHT_BIT_NAMES:
                 asked.add(Feature.DESCALES)
             yield (
                 arch,
@@ -384,7 +400,9 @@ def features_of(traits: ForwardTraits | BackwardTraits) -> str:
     """The words by which exported calls find a kernel that was compiled for their features."""
     of_forward: tuple[str, ...] = ()
     if isinstance(traits, ForwardTraits):
+        kv = "fp8" if traits.kv_dtype in FP8_NAMES.values() else traits.kv_dtype
         of_forward = (
+            f"{kv}_keys" if traits.kv_dtype != traits.dtype else "",
             "descales" if traits.has_descales else "",
             "int8_probabilities" if traits.has_int8_probabilities else "",
             "split_results" if traits.leaves_parts else "",

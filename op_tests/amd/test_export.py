@@ -461,6 +461,8 @@ FP8_CALL = {"dtype": 2, "hdim_q": 128, "hdim_v": 128} | {
         ({"v_column": 9}, "invalid_argument: v_column is 9"),
         ({"out_accum": 1, "num_splits": 2}, "invalid_argument: lse_accum is null"),
         ({"out_accum": 1, "lse_accum": 1}, "invalid_argument: num_splits is 0"),
+        ({"key_type": 3}, "invalid_argument: key_type is 3"),
+        ({"key_type": 1, "dtype": 2}, "invalid_argument: key_type is given, and q has 8 bits"),
         ({"num_splits": -1}, "invalid_argument: num_splits is -1"),
         ({"num_splits": 1025}, "unsupported: num_splits is 1025"),
         ({"block_table": 1, "page_size": 16}, "invalid_argument: block_table is given in batch"),

@@ -50,6 +50,9 @@ EXPORTED = (
     FORWARD._replace(dtypes=("fp32",), hdims=((24, 24),)),
     FORWARD._replace(dtypes=("fp16",), hdims=((300, 280),)),
     BOTH._replace(directions=("forward",), features=(("split_results",),)),
+    FORWARD._replace(dtypes=("bf16",), hdims=((72, 40),), kv_dtype="fp8"),
+    FORWARD._replace(dtypes=("fp16",), hdims=((72, 40),), kv_dtype="int8", features=(("alibi",),)),
+    FORWARD._replace(dtypes=("bf16",), hdims=((576, 512),), modes=("gm1",)),
     FORWARD._replace(dtypes=("fp8",), hdims=((72, 40),)),
     FORWARD._replace(dtypes=("int8",), hdims=((64, 40),), features=((), ("int8_probabilities",))),
     FORWARD._replace(
@@ -123,6 +126,8 @@ KINDS = (
     kind("gfx950", "fp16", (300, 280), 0, ()),
     kind("gfx950", "fp8", (72, 40), 0, (), scales="each sequence and key head"),
     kind("gfx950", "int8", (64, 40), 0, (), scales="one"),
+    kind("gfx950", "bf16", (72, 40), 0, (), kv_dtype="fp8", scales="one"),
+    kind("gfx950", "fp16", (72, 40), 0, ("alibi",), kv_dtype="int8", scales="each head"),
 )
 
 
@@ -195,9 +200,14 @@ def test_forward(of_kind, calls, rng):
 def check_forward(calls: ExportedCalls, call: CompiledCall, given: Inputs) -> None:
     arguments = arguments_of(call, given, ForwardArguments)
     arguments.num_splits = call.num_splits
+    arguments.key_type = ("", "fp8", "int8").index(call.kv_dtype)
     for name in Descales._fields:
-        if f"{name}_descale" in given.options:
-            set_descale(arguments, f"{name}_descale", given.options[f"{name}_descale"])
+        scale = given.options.get(f"{name}_descale")
+        if scale is not None:
+            # One of each head is one of each sequence and head, the same ones of all sequences.
+            per_head = call.scales == "each head"
+            x = scale.expand(len(call.lengths), -1) if per_head else scale
+            set_descale(arguments, f"{name}_descale", x)
     lse = torch.full((*given.q.shape[:-3], call.heads[0], given.q.shape[-3]), torch.nan)
     set_tensor(arguments, "out", given.out)
     arguments.lse = lse.data_ptr()
@@ -275,6 +285,15 @@ def test_pages(page_size, kernel, calls, rng):
     packed = [unpaged(x, table, lengths_k) for x in (k, v)]
     expected = attention_packed(q, *packed, *sequences.spans, **options)
     assert_near((out, lse), expected, q, *packed, options)
+
+
+def test_latent_attention(calls, rng):
+    """Of a latent, values are the first columns of keys, which all heads share."""
+    call = kind("gfx950", "bf16", (576, 512), 0, (), is_group=True, lengths=((1, 70), (3, 150)))
+    call = replace(call, heads=(16, 1))
+    given = drawn_inputs(call, rng)
+    given.v = given.k[..., :512]
+    check_forward(calls, call, given)
 
 
 def test_int8_probabilities_are_those_of_python(calls, rng):
@@ -357,6 +376,7 @@ def test_the_workspace_of_splits(calls):
         ({"logit_softcap": 2000.0}, r".*softcap\+large_softcap, .* --features softcap has it"),
         ({"mode": 1, "bf16_cvt": 1}, ".* --mode gm1 --bf16-cvt rtna --features plain has it"),
         ({"dtype": 5}, ".*int8, .* --dtype int8 "),
+        ({"key_type": 2, "sink": 1}, r".*, int8_keys\+descales\+sink, .* --kv-dtype int8 "),
     ],
 )
 def test_what_is_missing_names_the_flags(changes, text, calls):
