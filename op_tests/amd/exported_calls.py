@@ -84,7 +84,8 @@ class ForwardArguments(ctypes.Structure):
 class BackwardArguments(ctypes.Structure):
     _fields_ = [
         *_SHARED,
-        *((name, ctypes.c_void_p) for name in ("out", "lse", "dout", "dq", "dk", "dv")),
+        *((name, ctypes.c_void_p) for name in ("out", "lse", "dout", "dlse")),
+        *((name, ctypes.c_void_p) for name in ("dq", "dk", "dv")),
         *((f"{name}_strides", Strides) for name in ("out", "dout", "dq", "dk", "dv")),
         *(("dbias", ctypes.c_void_p), ("deterministic", ctypes.c_bool)),
     ]

@@ -390,7 +390,7 @@ def test_deterministic_backward_is_that_of_python(lengths, hdim, kernel, calls, 
 def assert_backward_is_that_of_python(call: BackwardCall, chip: Arch, calls: ExportedCalls) -> str:
     """The gradients, bit for bit, and what was not to be written. The kernel's name."""
     longest = {"max_seqlen_q": 65, "max_seqlen_k": 129} if call.is_group else {}
-    call.arguments |= longest
+    call.arguments |= longest | {"dlse": torch.randn(call.lse.shape, generator=call.rng)}
     with emulate(chip):
         expected = {name: x.clone() for name, x in call.run().items()}
     arguments = backward_arguments(call)
@@ -412,6 +412,7 @@ def backward_arguments(call: BackwardCall) -> BackwardArguments:
         bf16_cvt=CVTS[given.get("bf16_cvt", "rtne")],
         softmax_scale=call.hdims[0] ** -0.5,
         lse=call.lse.data_ptr(),
+        dlse=given["dlse"].data_ptr() if "dlse" in given else None,
         **{name: given.get(name, 0) for name in ("max_seqlen_q", "max_seqlen_k", "deterministic")},
     )
     for name in ("q", "k", "v", "out", "dout"):

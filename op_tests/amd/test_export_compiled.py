@@ -224,6 +224,7 @@ def test_backward_is_that_of_python(of_kind, calls, rng):
     out, lse = given.reference(given.q, given.k, given.v, **given.options)
     out, lse = out.to(given.q.dtype), lse.float()
     dout = torch.randn(out.shape, generator=rng).to(out.dtype)
+    dlse = torch.randn(lse.shape, generator=rng) if rng.initial_seed() % 3 else None
     rooms = {
         f"d{name}": torch.full(x.shape, -77, dtype=x.dtype)
         for name, x in (("q", given.q), ("k", given.k), ("v", given.v))
@@ -240,6 +241,8 @@ def test_backward_is_that_of_python(of_kind, calls, rng):
     for name, x in (("out", out), ("dout", dout), *rooms.items()):
         set_tensor(arguments, name, x)
     arguments.lse = lse.data_ptr()
+    if dlse is not None:
+        arguments.dlse = dlse.data_ptr()
     if dbias is not None:
         arguments.dbias = dbias.data_ptr()
     assert "_compiled_" in launch(calls, call.arch, arguments)
@@ -251,7 +254,7 @@ def test_backward_is_that_of_python(of_kind, calls, rng):
         rooms["dbias"] = torch.full_like(found["dbias"], torch.nan)
     inputs = dout, given.q, given.k, given.v, out, lse
     with emulate(call.arch):
-        fmha_bwd(*inputs, **rooms, **given.options, **given.sequences)
+        fmha_bwd(*inputs, dlse=dlse, **rooms, **given.options, **given.sequences)
     for name, x in rooms.items():
         assert torch.equal(found[name], x), name
 
