@@ -24,7 +24,12 @@ def run(args: argparse.Namespace) -> int:
         if args.features is not None:
             chosen["features"] = tuple(map(features_named, chain.from_iterable(args.features)))
         selection = selection_of(tuple(dict.fromkeys(args.arch)), args.profile, chosen)
-        names = export(selection, args.output, lambda name: progress(f"compiled {name}"))
+        names = export(
+            selection,
+            args.output,
+            lambda name: progress(f"compiled {name}"),
+            jobs=args.jobs,
+        )
     except (NotImplementedError, TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
     if args.json:

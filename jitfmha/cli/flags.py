@@ -28,6 +28,7 @@ _SHAPES = (
     "(batch, seqlen_k and hdim_v, too; what is left out has a default); or the name of a set: "
     "seqlens, causal, training, decode; or @FILE, with a shape on each line"
 )
+_JOBS = "how many are compiled at a time (default: as many as there are processors)"
 _HDIMS = "head dimensions, as 128, or as 192x128 where v has another one (default: "
 
 
@@ -381,8 +382,7 @@ def _add_build(commands: Any) -> None:
         help="the instruction set of the CPU that the calls will run on, such as amx, avx512_bf16, "
         "avx512 or avx2 (default: what this one takes)",
     )
-    jobs = "how many are compiled at a time (default: as many as there are processors)"
-    flag("--jobs", type=_from(1, 16), metavar="N", help=jobs)
+    flag("--jobs", type=_from(1, 16), metavar="N", help=_JOBS)
     listed = "build nothing; list what would be built, and what it took before, where that is known"
     flag("--dry-run", action="store_true", help=listed)
 
@@ -419,6 +419,7 @@ def _add_export(commands: Any) -> None:
     flag("--mode", nargs="+", choices=_MODES, help="batch, packed (default: both)")
     rounding = "how gfx942 rounds to bf16 (default: all three, and of compiled kernels rtne)"
     flag("--bf16-cvt", nargs="+", choices=_CVTS, help=rounding)
+    flag("--jobs", type=_from(1, 16), metavar="N", help=_JOBS)
 
 
 def _add_cache(commands: Any) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+from .. import jit
+from ..kernels.compiled.backward_traits import backward_spec
+from ..kernels.compiled.traits import kernel_spec
 from .folder import ForeignFilesError, check_folder, publish
 from .kernels import (
     DTYPES,
@@ -37,7 +41,11 @@ __all__ = [
 
 
 def export(
-    selection: Selection, folder: Path, on_compiled: Callable[[str], None] | None = None
+    selection: Selection,
+    folder: Path,
+    on_compiled: Callable[[str], None] | None = None,
+    *,
+    jobs: int | None = None,
 ) -> list[str]:
     """Write a library with the selected kernels.
 
@@ -45,7 +53,9 @@ def export(
         selection: which ones.
         folder: absent, empty, or with an earlier export, which is replaced. It is complete or not
             there at any time.
-        on_compiled: called with the name of each kernel or pass as soon as it is compiled.
+        on_compiled: called with the name of each kernel or pass as soon as it is compiled, which it
+            is where the build cache lacks it.
+        jobs: how many are compiled at a time; None: as many as there are processors.
 
     Returns:
         The names of the kernels; of a backward pass's what they begin with.
@@ -62,13 +72,13 @@ def export(
     # In order of preference, which is that of the families in Python.
     backward = list(ready_backward_kernels(selection))
     forward_traits, backward_traits = forward_passes(selection, forward), backward_passes(selection)
-    said = on_compiled or (lambda name: None)
-    for each in forward_traits:
-        forward.append(compiled_forward(each))
-        said(each.name)
-    for pass_ in backward_traits:
-        backward.append(compiled_backward(pass_))
-        said(pass_.name)
+    specs = [*map(kernel_spec, forward_traits), *map(backward_spec, backward_traits)]
+    missing = [spec for spec in specs if not jit.is_built(spec)]
+    for spec, _ in jit.build_all(missing, jobs or len(os.sched_getaffinity(0))):
+        if on_compiled is not None:
+            on_compiled(spec.name)
+    forward += map(compiled_forward, forward_traits)
+    backward += map(compiled_backward, backward_traits)
     if not forward and not backward:
         raise ValueError("no kernel serves what is selected")
     publish(folder, library_files(forward, backward))
