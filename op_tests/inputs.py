@@ -9,6 +9,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 EIGHT_BITS = {
     "fp8_e4m3fn": torch.float8_e4m3fn,
     "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
+    "bf8_e5m2": torch.float8_e5m2,
+    "bf8_e5m2fnuz": torch.float8_e5m2fnuz,
     "int8": torch.int8,
 }
 # seqlen_q, seqlen_k, heads_q, heads_k: single rows, nothing, and what lies around tiles.

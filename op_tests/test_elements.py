@@ -16,6 +16,8 @@ from jitfmha.planning.target import CpuIsa
 DTYPES = {
     "fp8_e4m3fn": torch.float8_e4m3fn,
     "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
+    "bf8_e5m2": torch.float8_e5m2,
+    "bf8_e5m2fnuz": torch.float8_e5m2fnuz,
     "int8": torch.int8,
 }
 CODES = 256

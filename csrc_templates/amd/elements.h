@@ -32,6 +32,16 @@ struct FP8 {
 #endif
 };
 
+// The chip's own form of e5m2. All its numbers are numbers of fp16.
+struct BF8 {
+  static constexpr int kBytes = 1;
+
+  template <int kPair>
+  __device__ static f32x2 pair(unsigned four) {
+    return __builtin_amdgcn_cvt_pk_f32_bf8(four, kPair);
+  }
+};
+
 struct INT8 {
   static constexpr int kBytes = 1;
 

@@ -75,6 +75,33 @@ struct Fp8E4m3 {
 struct fp8_e4m3fn : Fp8E4m3<7, 0x7f, 0x7f> {};
 struct fp8_e4m3fnuz : Fp8E4m3<8, 0xff, 0x80> {};
 
+// The upper half of fp16.
+struct bf8_e5m2 {
+  using Element = uint8_t;
+  static constexpr int kExpDegree = 4;
+  static Vec load(const Element* from) {
+    uint16_t halves[kLanes];
+    for (int i = 0; i < kLanes; ++i) halves[i] = uint16_t(from[i] << 8);
+    return simd::load_fp16(halves);
+  }
+};
+// AMD's older form has an exponent's bias of one more, numbers in place of infinities, and its only
+// NaN where -0 would be. In fp16 an exponent is one less, and with the smallest ones a number is
+// subnormal.
+struct bf8_e5m2fnuz {
+  using Element = uint8_t;
+  static constexpr int kExpDegree = 4;
+  static Vec load(const Element* from) {
+    uint16_t halves[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const int code = from[i], magnitude = code & 0x7f;
+      const int half = magnitude < 8 ? magnitude << 7 : (magnitude << 8) - 0x400;
+      halves[i] = code == 0x80 ? 0x7e00 : uint16_t((code & 0x80) << 8 | half);
+    }
+    return simd::load_fp16(halves);
+  }
+};
+
 // Sums of products of integers are exact in float32, too, as none of them reaches 2^24: neither a
 // dot product of 576 elements, the most there are, nor that of the int8 probabilities of a key
 // tile.

@@ -144,7 +144,8 @@ def combination_of(signature: Signature, arch: str | None) -> Combination:
 def dtype_of(data_type: str, arch: str | None) -> str:
     """Our name for a data type of CK's; 8-bit floats are those of the architecture."""
     if data_type.startswith(("fp8", "bf8")):
-        return architecture(arch).fp8_dtype if arch and is_arch(arch) else "fp8_e4m3fn"
+        known = architecture(arch if arch and is_arch(arch) else "gfx950").dtypes
+        return next(dtype for dtype in known if dtype.startswith(data_type[:3]))
     return _DTYPES.get(data_type, data_type)
 
 

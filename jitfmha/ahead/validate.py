@@ -176,7 +176,8 @@ def validate_config(
 
     Args:
         arch: "gfx942" or "gfx950"; on gfx90a, gfx1100 and gfx1201 nothing runs.
-        dtype: of q: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn" or "int8".
+        dtype: of q: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "bf8_e5m2fnuz",
+            "bf8_e5m2" or "int8".
         kv_dtype: of k and v; as q by default.
         hdim: of q and k; hdim_v: of v, as ``hdim`` by default.
         mask, window_size: as in :func:`jitfmha.fmha_fwd`.

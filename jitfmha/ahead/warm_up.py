@@ -56,9 +56,10 @@ def warmup(
             its name or number, as "flash_fwd" or 2.
         kernel_set: a JSON file that declares what is built, in place of a profile and of the
             arguments up to ``features``.
-        dtypes: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "int8", or the torch dtypes;
-            or pairs (of q, of k and v), such as ("bf16", "fp8_e4m3fn") for a cache of 8 bits. By
-            default those of the first three that ``device`` serves.
+        dtypes: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "bf8_e5m2fnuz", "bf8_e5m2",
+            "int8", or the torch dtypes; or pairs (of q, of k and v), such as
+            ("bf16", "fp8_e4m3fn") for a cache of 8 bits. By default those of the first three that
+            ``device`` serves.
         hdims: head dimensions, 1 to 576: an int, or a pair (hdim of q and k, hdim of v); by
             default those of 64 and 128 that ``device`` serves.
         masks: what :func:`jitfmha.fmha_fwd` takes as ``mask``; by default "none" and "causal".

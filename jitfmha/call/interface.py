@@ -115,12 +115,12 @@ def fmha_fwd(
 
     Args:
         q: gm0 ``(b, sq, hq, hdim)``, gm1 ``(total_q, hq, hdim)``; bfloat16, float16, float32,
-            int8, float8_e4m3fnuz on the CPU and on gfx942, float8_e4m3fn on the CPU and on gfx950.
-            8 bits have no gradients. Any strides, as long as the last dimension is contiguous;
-            never copied.
+            int8, float8_e4m3fnuz and float8_e5m2fnuz on the CPU and on gfx942, float8_e4m3fn and
+            float8_e5m2 on the CPU and on gfx950. 8 bits have no gradients. Any strides, as long as
+            the last dimension is contiguous; never copied.
         k: gm0 ``(b, sk, hk, hdim)``, gm1 ``(total_k, hk, hdim)``, with hk a divisor of hq
-            (GQA, MQA): query head h reads key head ``h // (hq // hk)``. q's dtype, or int8 or
-            fp8 with a q of 16 or 32 bits, which keeps its bits: k and v are what is converted.
+            (GQA, MQA): query head h reads key head ``h // (hq // hk)``. q's dtype, or one of
+            8 bits with a q of 16 or 32, which keeps its bits: k and v are what is converted.
         v: as k, with a head dimension ``hdim_v`` of its own. Both are 1 to 576. Keys may be
             contiguous in place of the last dimension (``v.stride(1) == 1`` in gm0,
             ``v.stride(0) == 1`` in gm1), which is read as it lies, too.

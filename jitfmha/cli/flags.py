@@ -205,7 +205,16 @@ def _add_explain(commands: Any) -> None:
         "when no kernel serves the problem.",
     )
     flag = parser.add_argument
-    dtypes = ["fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "int8"]
+    dtypes = [
+        "fp32",
+        "bf16",
+        "fp16",
+        "fp8_e4m3fnuz",
+        "fp8_e4m3fn",
+        "bf8_e5m2fnuz",
+        "bf8_e5m2",
+        "int8",
+    ]
     layouts = ["bshd", "bhsd", "sbhd", "qkvpacked"]
     flag("--device", default="cpu", help=f"where the tensors are, as {_DEVICE}")
     flag("--dtype", default="bf16", choices=dtypes)

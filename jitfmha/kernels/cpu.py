@@ -51,6 +51,8 @@ SERVES = (
         Feature.FP16,
         Feature.FP8_E4M3FNUZ,
         Feature.FP8_E4M3FN,
+        Feature.BF8_E5M2FNUZ,
+        Feature.BF8_E5M2,
         Feature.INT8,
         Feature.EIGHT_BIT_KEYS_AND_VALUES,
         Feature.INT8_PROBABILITIES,

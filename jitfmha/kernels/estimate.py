@@ -21,7 +21,7 @@ from ..amd.chips import SIMDS, Arch, architecture, chip
 from ..amd.clock import Clock, clock_of
 from ..amd.manifest import KernelRow
 from ..planning.target import AmdTarget
-from ..problem.dtypes import FP8_NAMES
+from ..problem.dtypes import BF8_NAMES, FP8_NAMES
 from ..problem.mask import Mask
 from ..problem.problem import Problem, element_bytes
 from .cycles import WAVE_ROWS, CyclesOf, KernelCycles, Part, kernel_cycles
@@ -428,8 +428,8 @@ def _measured_dtype(problem: Problem, part: Part) -> str:
     if problem.is_fp8 or (has_fp8_keys and part == "decode"):
         return "fp8"
     # Products take 16 bits in place of the 8 in memory, as those of integers do.
-    is_int8 = problem.has_8_bit_keys_alone and problem.dtype != "fp32"
-    return "int8" if is_int8 else problem.dtype
+    is_widened = problem.has_8_bit_keys_alone and problem.dtype != "fp32"
+    return "int8" if is_widened or problem.dtype in BF8_NAMES.values() else problem.dtype
 
 
 def spans_of_tiles(

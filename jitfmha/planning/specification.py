@@ -16,9 +16,11 @@ from ..problem.problem import Problem
 EIGHT_BIT_DATA_TYPES = {
     "fp8_e4m3fnuz": "fp8bf16",
     "fp8_e4m3fn": "fp8bf16",
+    "bf8_e5m2fnuz": "bf8bf16",
+    "bf8_e5m2": "bf8bf16",
     "int8": "int8bf16",
 }
-"""By our names, with the output's type behind the input's; CK has no int8."""
+"""By our names, with the output's type behind the input's; CK has neither int8 nor bf8 so."""
 
 
 class Signature(NamedTuple):

@@ -8,13 +8,18 @@ FP8_NAMES = {
     torch.float8_e4m3fnuz: "fp8_e4m3fnuz",
     torch.float8_e4m3fn: "fp8_e4m3fn",
 }
-EIGHT_BIT_DTYPES = (*FP8_NAMES, torch.int8)
-EIGHT_BIT_NAMES = (*FP8_NAMES.values(), "int8")
+BF8_NAMES = {
+    torch.float8_e5m2fnuz: "bf8_e5m2fnuz",
+    torch.float8_e5m2: "bf8_e5m2",
+}
+EIGHT_BIT_DTYPES = (*FP8_NAMES, *BF8_NAMES, torch.int8)
+EIGHT_BIT_NAMES = (*FP8_NAMES.values(), *BF8_NAMES.values(), "int8")
 DTYPE_NAMES = {
     torch.float32: "fp32",
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
     **FP8_NAMES,
+    **BF8_NAMES,
     torch.int8: "int8",
 }
 DTYPE_BYTES = {name: dtype.itemsize for dtype, name in DTYPE_NAMES.items()}

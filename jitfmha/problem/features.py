@@ -16,6 +16,8 @@ class Feature(Enum):
     FP16 = "fp16 inputs"
     FP8_E4M3FNUZ = "fp8_e4m3fnuz inputs"
     FP8_E4M3FN = "fp8_e4m3fn inputs"
+    BF8_E5M2FNUZ = "bf8_e5m2fnuz inputs"
+    BF8_E5M2 = "bf8_e5m2 inputs"
     INT8 = "int8 inputs"
     EIGHT_BIT_KEYS_AND_VALUES = "8-bit keys and values beside queries of more bits"
     INT8_PROBABILITIES = "int8 probabilities"
@@ -51,5 +53,7 @@ DTYPE_FEATURES = {
     "fp16": Feature.FP16,
     "fp8_e4m3fnuz": Feature.FP8_E4M3FNUZ,
     "fp8_e4m3fn": Feature.FP8_E4M3FN,
+    "bf8_e5m2fnuz": Feature.BF8_E5M2FNUZ,
+    "bf8_e5m2": Feature.BF8_E5M2,
     "int8": Feature.INT8,
 }

@@ -510,7 +510,7 @@ def _rounding_of_launch(problem: Problem, tensors: Tensors, lse: Tensor) -> dict
         dtype=tensors.out.dtype,
         dropout_p=problem.dropout_p,
     )
-    if problem.has_p_descale or problem.kv_dtype.startswith(("fp8", "int8")):
+    if problem.has_p_descale or problem.kv_dtype.startswith(("fp8", "bf8", "int8")):
         # Kernels of 8-bit inputs round probabilities to 8 bits, too.
         allowed["out"] += _largest(v) / (1 - problem.dropout_p) * 2.0**-3
     return allowed

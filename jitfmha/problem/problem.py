@@ -452,8 +452,8 @@ def _check_dtypes_and_devices(arguments: Arguments) -> None:
     if q.dtype not in DTYPE_NAMES:
         raise TypeError(
             f"q has dtype {q.dtype}; served are torch.bfloat16, torch.float16, torch.float32 and "
-            "torch.int8, torch.float8_e4m3fnuz on the CPU and on gfx942, and torch.float8_e4m3fn "
-            "on the CPU and on gfx950"
+            "torch.int8, torch.float8_e4m3fnuz and torch.float8_e5m2fnuz on the CPU and on gfx942, "
+            "and torch.float8_e4m3fn and torch.float8_e5m2 on the CPU and on gfx950"
         )
     for name, x in (("k", k), ("v", v)):
         check_kv_dtype(name, x.dtype, q.dtype)
@@ -643,7 +643,7 @@ def check_kv_dtype(name: str, dtype: torch.dtype, q_dtype: torch.dtype) -> None:
     if dtype == q_dtype or (dtype in EIGHT_BIT_DTYPES and q_dtype not in EIGHT_BIT_DTYPES):
         return
     raise TypeError(
-        f"{name} has dtype {dtype}, q has {q_dtype}; they must be equal, or {name} fp8 or int8 and "
+        f"{name} has dtype {dtype}, q has {q_dtype}; they must be equal, or {name} of 8 bits and "
         "q of more bits"
     )
 
@@ -652,7 +652,7 @@ def check_descale_dtype(name: str, dtype: torch.dtype) -> None:
     """Raise ``ValueError`` for a scale, of that name, of a tensor that has none."""
     if dtype not in EIGHT_BIT_DTYPES:
         raise ValueError(
-            f"{name} is the scale of fp8 or int8 inputs, {name[0]} has dtype {dtype}; use None"
+            f"{name} is the scale of 8-bit inputs, {name[0]} has dtype {dtype}; use None"
         )
 
 

@@ -31,11 +31,21 @@ from jitfmha.problem.score_features import AskedModifiers
 ARCHS = ("gfx942", "gfx950")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 FP8_DTYPES = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
+EIGHT_BITS = ("fp8", "bf8", "int8")
 # Of queries, and of keys with values.
 OTHER_DTYPES = (
-    *(("fp32", "fp32"), ("fp8", "fp8"), ("int8", "int8")),
-    *((dtype, kv_dtype) for dtype in ("bf16", "fp16", "fp32") for kv_dtype in ("fp8", "int8")),
+    ("fp32", "fp32"),
+    *((dtype, dtype) for dtype in EIGHT_BITS),
+    *((dtype, kv_dtype) for dtype in ("bf16", "fp16", "fp32") for kv_dtype in EIGHT_BITS),
 )
+
+
+def eight_bit_dtype(arch: str, name: str) -> torch.dtype:
+    """That of the architecture with one of these names."""
+    bf8 = {"gfx942": torch.float8_e5m2fnuz, "gfx950": torch.float8_e5m2}
+    return {"fp8": FP8_DTYPES[arch], "bf8": bf8[arch], "int8": torch.int8}[name]
+
+
 # Products take 16 columns of q and 32 of v, tiles 64 and 128; what is no multiple of 8 is loaded
 # value by value.
 HDIMS = (1, 8, 15, 16, 24, 40, 61, 64, 72, 80, 96, 100, 104, 120, 128, 136, 160, 192, 200, 255, 256)
@@ -85,13 +95,14 @@ class CompiledCall:
     @property
     def torch_dtypes(self) -> tuple[torch.dtype, torch.dtype]:
         """Of q, and of k and v."""
-        by_name = DTYPES | {"fp32": torch.float32, "int8": torch.int8, "fp8": FP8_DTYPES[self.arch]}
+        by_name = DTYPES | {"fp32": torch.float32}
+        by_name |= {name: eight_bit_dtype(self.arch, name) for name in EIGHT_BITS}
         return by_name[self.dtype], by_name[self.kv_dtype or self.dtype]
 
     @property
     def plain_out_dtype(self) -> torch.dtype:
         """Of a new output, and what an output is as near as."""
-        return DTYPES["bf16"] if self.dtype in ("fp8", "int8") else self.torch_dtypes[0]
+        return DTYPES["bf16"] if self.dtype in EIGHT_BITS else self.torch_dtypes[0]
 
     @property
     def out_dtype(self) -> torch.dtype:
@@ -128,12 +139,12 @@ def draw_of_other_dtypes(drawn: random.Random, features: tuple[str, ...]) -> Com
     """The same with inputs that are not all bf16 or fp16, or with values in columns."""
     call = draw(drawn, features)
     dtype, kv_dtype = drawn.choice((*OTHER_DTYPES, (call.dtype, call.dtype)))
-    has_8_bits = kv_dtype in ("fp8", "int8")
+    has_8_bits = kv_dtype in EIGHT_BITS
     hdims = drawn.choice((*HDIMS, *WIDE_HDIMS)), drawn.choice((*HDIMS, *WIDE_HDIMS))
     if dtype == "fp8" and hdims in ((128, 128), (256, 256)):
         # Ready kernels serve the others, and round probabilities to fp8.
         hdims = hdims[0], hdims[1] - 8
-    given_out = drawn.choice(("", "fp16", "fp32")) if dtype in ("fp8", "int8") else ""
+    given_out = drawn.choice(("", "fp16", "fp32")) if dtype in EIGHT_BITS else ""
     return replace(
         call,
         dtype=dtype,
@@ -406,7 +417,7 @@ def _options(call: CompiledCall, shape: Shape, qkv: Mapping[str, Tensor]) -> Opt
     dtypes = dict(zip("qkv", (call.dtype, *(2 * (call.kv_dtype or call.dtype,))), strict=True))
     if call.scales:
         for name, dtype in dtypes.items():
-            if dtype in ("fp8", "int8"):
+            if dtype in EIGHT_BITS:
                 options[f"{name}_descale"] = _scale(call, name, qkv[name], shape)
     else:  # integers are not to make the softmax one key's
         options["softmax_scale"] = call.hdims[0] ** -0.5

@@ -50,11 +50,19 @@ BAD_CELLS = [
     (r"^bf16,BF16,BF16,BF16", "bf16,BF16,BF17,BF16", ["scores 'BF17'", "FP32, BF16, FP16"]),
     (r"^fp16,FP16", "fp8_e4m3fn,FP16", ["dtype 'fp8_e4m3fn'", "fp8_e4m3fnuz", "chips.json"]),
     (r"^fp16,FP16", "bf16,FP16", ["dtype 'bf16'", "already"]),
-    (r"^forward,bf16 fp16 int8,64,128", "sideways,bf16,64,128", ["kernel 'sideways'", "dk_and_dv"]),
-    (r"^forward,bf16 fp16 int8,64,128,1", "forward,bf16,64,128,x", ["slices 'x'"]),
-    (r"^forward,bf16 fp16 int8,64,128,1", "forward,bf16,64,0,1", ["hdim_v '0'"]),
-    (r"^forward,bf16 fp16 int8,64,128,1", "forward,bf16,64,1_0,1", ["hdim_v '1_0'"]),
-    (r"^forward,bf16 fp16 int8,64,128,1,128", "forward,bf16,64,128,1", ["8 cells", "expected 9"]),
+    (
+        r"^forward,bf16 fp16 bf8_e5m2fnuz int8,64,128",
+        "sideways,bf16,64,128",
+        ["kernel 'sideways'", "dk_and_dv"],
+    ),
+    (r"^forward,bf16 fp16 bf8_e5m2fnuz int8,64,128,1", "forward,bf16,64,128,x", ["slices 'x'"]),
+    (r"^forward,bf16 fp16 bf8_e5m2fnuz int8,64,128,1", "forward,bf16,64,0,1", ["hdim_v '0'"]),
+    (r"^forward,bf16 fp16 bf8_e5m2fnuz int8,64,128,1", "forward,bf16,64,1_0,1", ["hdim_v '1_0'"]),
+    (
+        r"^forward,bf16 fp16 bf8_e5m2fnuz int8,64,128,1,128",
+        "forward,bf16,64,128,1",
+        ["8 cells", "expected 9"],
+    ),
     (
         r"^kernel,dtypes,hdim_q",
         "kernel,dtype,hdim_q",
@@ -76,7 +84,11 @@ BAD_CELLS = [
 BAD_WHOLES = [
     (r"^int8,INT8.*\n", "", ["dtype 'int8' is missing"]),
     (r"^forward,fp8_e4m3fnuz(.*\n)*?(?=forward,fp32)", "", ["'fp8_e4m3fnuz' has no tile"]),
-    (r"^forward,bf16 fp16 int8,64,128,", "forward,bf16 fp16 int8,576,128,", ["is served by line"]),
+    (
+        r"^forward,bf16 fp16 bf8_e5m2fnuz int8,64,128,",
+        "forward,bf16 fp16 int8,576,128,",
+        ["is served by line"],
+    ),
     (r"^dv,bf16 fp16,576,576.*\n", "", ["kernel 'dv'", "bf16 with hdims 576"]),
     (r"^backward(.*\n)*", "", ["no row of backward with features 'any'"]),
     (r"^direction(.*\n)*", "", ["no rows of waves of a SIMD"]),

@@ -22,10 +22,17 @@ KernelPart = Literal["forward", "dq", "dk_and_dv", "dk", "dv"]
 WithFeatures = Literal["none", "light one", "any"]
 """How much a kernel has beside the plain computation; a light feature takes few registers."""
 
-Product = Literal["FP32", "BF16", "FP16", "FP8", "INT8"]
+Product = Literal["FP32", "BF16", "FP16", "FP8", "BF8", "INT8"]
 """Numbers as ``elements.h`` and ``number_formats.h`` name them."""
 
-PRODUCT_BYTES: Mapping[Product, int] = {"FP32": 4, "BF16": 2, "FP16": 2, "FP8": 1, "INT8": 1}
+PRODUCT_BYTES: Mapping[Product, int] = {
+    "FP32": 4,
+    "BF16": 2,
+    "FP16": 2,
+    "FP8": 1,
+    "BF8": 1,
+    "INT8": 1,
+}
 WAVE = 64  # lanes
 
 _MOST = (1 << 20) - 1  # of a cell

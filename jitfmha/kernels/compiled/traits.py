@@ -15,7 +15,7 @@ from ...amd.kernel_arguments import compiled_structs
 from ...amd.manifest import KernelRow
 from ...jit.elf import Elf
 from ...problem.arguments import Bf16Cvt
-from ...problem.dtypes import DTYPE_BYTES, EIGHT_BIT_NAMES, FP8_NAMES, plain_out_dtype
+from ...problem.dtypes import DTYPE_BYTES, EIGHT_BIT_NAMES, plain_out_dtype
 from ...problem.features import Feature
 from ...problem.problem import BF16_CVTS, Mode, PlainSizes, Problem, element_bytes
 from ...problem.score_features import AskedModifiers
@@ -55,8 +55,8 @@ _WORD_END = 1 << 32  # a kernel's strides have 32 bits
 
 
 def _short(dtype: str) -> str:
-    """A data type's word in names: a chip has one form of fp8."""
-    return "fp8" if dtype in FP8_NAMES.values() else dtype
+    """A data type's word in names: a chip has one form of fp8, and one of bf8."""
+    return dtype.partition("_")[0]
 
 
 @dataclass(frozen=True)
