@@ -156,7 +156,12 @@ def _in_words(arch: str, facts: dict[str, Any]) -> str:
     }
     tiles = [
         (
-            *(x["kernel"], " ".join(x["dtypes"]), _pair(x, "hdim_q", "hdim_v"), x["slices"]),
+            *(
+                x["kernel"],
+                " ".join(name.partition("_")[0] for name in x["dtypes"]),
+                _pair(x, "hdim_q", "hdim_v"),
+                x["slices"],
+            ),
             *(_pair(x, "tile_q", "tile_k"), x["waves"], x["lds_bytes"], x["line"]),
         )
         for x in facts["compiled"]
