@@ -580,6 +580,7 @@ ELSEWHERE = {
     "validate_specification": "../test_specifications.py",
     "install_as": "../test_stand_in.py",
     "new_rng_state": "../test_dropout.py",
+    **dict.fromkeys(("softmax", "rms_norm", "layer_norm"), "../test_rows.py"),
     # They need a process group.
     "context_parallel.shard": "../test_context_parallel.py",
     "context_parallel.unshard": "../test_context_parallel.py",
