@@ -124,10 +124,13 @@ def _check_weights(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Non
         raise ValueError(f"bias has dtype {bias.dtype} and weight {weight.dtype}; both must agree")
 
 
-def as_rows(x: Tensor) -> Tensor:
+def as_rows(x: Tensor, most_stride: int | None = None) -> Tensor:
     """A matrix of all rows, whose columns follow each other.
 
-    A view as long as one stride leads from each row to the next, otherwise a copy.
+    A view as long as one stride, less than ``most_stride``, leads from each row to the next,
+    otherwise a copy.
     """
     rows = x.reshape(-1, x.shape[-1])
+    if most_stride is not None and rows.stride(0) >= most_stride:
+        return rows.contiguous()
     return rows if rows.shape[1] == 1 or rows.stride(1) == 1 else rows.contiguous()

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..call.detection import target_of
-from ..planning.target import CALLS_HERE, TARGET_HERE, CpuTarget, Target
+from ..planning.target import CALLS_HERE, TARGET_HERE, AmdTarget, CpuTarget, Target
 from ..problem.memory import HUGE_PAGES_FROM_BYTES, request_huge_pages
+from .amd import MOST_STRIDE, AmdRows
 from .cpu import cpu_entry
 from .problem import RowArguments, as_rows, traits_of
 from .structs import CALLS
@@ -66,8 +67,14 @@ def _prepare(arguments: RowArguments) -> Run:
     wants_huge_pages = x.device.type == "cpu" and x.nbytes >= HUGE_PAGES_FROM_BYTES
     given = (x, residual, weight, bias)
     are_plain = all(each is None or each.is_contiguous() for each in given)
+    entry = amd = None
+    target = target_of(x.device)
+    if isinstance(target, AmdTarget):
+        amd = AmdRows(traits, target, rows, columns)
+    elif rows:
+        entry = cpu_entry(traits, "forward", target.isa)
     pack = CALLS["forward"].packer.pack
-    entry = cpu_entry(traits, "forward", cpu_of(target_of(x.device)).isa) if rows else None
+    most = None if isinstance(target, CpuTarget) else MOST_STRIDE
 
     def run(
         x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None
@@ -78,7 +85,7 @@ def _prepare(arguments: RowArguments) -> Run:
         of_residual = of_weight = of_bias = of_sum = of_scale = 0
         stride = residual_stride = columns
         if not are_plain:
-            x, weight, bias = as_rows(x), _contiguous(weight), _contiguous(bias)
+            x, weight, bias = as_rows(x, most), _contiguous(weight), _contiguous(bias)
             stride = x.stride(0)
         if traits.is_quantised:
             scale = torch.empty(batch, dtype=torch.float32, device=device)
@@ -87,7 +94,7 @@ def _prepare(arguments: RowArguments) -> Run:
             total = torch.empty(shape, dtype=x.dtype, device=device)
             of_sum = total.data_ptr()
             if not are_plain:
-                residual = as_rows(residual)
+                residual = as_rows(residual, most)
                 residual_stride = residual.stride(0)
             of_residual = residual.data_ptr()
         if wants_huge_pages:
@@ -99,8 +106,12 @@ def _prepare(arguments: RowArguments) -> Run:
         if bias is not None:
             of_bias = bias.data_ptr()
         pointers = x.data_ptr(), of_residual, of_weight, of_bias, out.data_ptr(), of_sum, of_scale
-        if entry and entry(pack(*pointers, stride, residual_stride, rows, columns, eps)):
+        packed = pack(*pointers, stride, residual_stride, rows, columns, eps)
+        if entry and entry(packed):
             raise MemoryError(NO_MEMORY)
+        if amd and rows:
+            tensors = x, residual, weight, bias, out, total, scale
+            amd.launch(packed, pointers, (stride, residual_stride), tensors)
         return RowResults(out, total, scale)
 
     return run

@@ -1,0 +1,72 @@
+"""softmax, rms_norm and layer_norm on emulated GPUs, under the sanitizer, against float64."""
+
+import pytest
+import torch
+from drawn_rows import draw, draw_like, drawn_index
+from norm_reference import check, forward
+from test_rows import check_call
+
+import jitfmha
+from jitfmha.rows.amd import RowKernel
+from jitfmha.rows.problem import KINDS, RowTraits
+
+FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
+
+
+@pytest.mark.parametrize("arch", FP8)
+@pytest.mark.parametrize("kind", KINDS)
+def test_drawn_calls(kind, arch, dtypes, rng, poisoned_memory):
+    for dtype in dtypes:
+        call = draw(rng, kind, dtype)
+        quantised = (torch.int8, FP8[arch])[drawn_index(rng, 2)]
+        with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+            for _ in range(3):
+                check_call(draw_like(rng, call), [quantised])
+            assert not run.findings()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_longest_rows(dtype, rng, poisoned_memory):
+    """Of float32 numbers registers hold a part."""
+    x, weight = torch.randn(1, 131072, generator=rng).to(dtype), torch.randn(131072, generator=rng)
+    expected, off = forward("layer_norm", x, weight, weight, 1e-5)
+    with jitfmha.emulate("gfx942", check=True) as run:
+        check(jitfmha.layer_norm(x, weight, weight), expected, off, dtype)
+        assert not run.findings()
+
+
+@pytest.mark.parametrize("columns", [1, 4, 8, 64, 257])
+def test_many_short_rows(columns, rng, poisoned_memory):
+    """Several of which a workgroup has, and the last one fewer."""
+    x = torch.randn(531, columns, generator=rng).bfloat16()
+    expected, off = forward("softmax", x, None, None, 0)
+    with jitfmha.emulate("gfx950", check=True) as run:
+        check(jitfmha.softmax(x), expected, off, x.dtype)
+        assert not run.findings()
+
+
+def test_rows_far_from_each_other(rng):
+    """Further than a buffer reaches from the first row of a workgroup to its last one."""
+    rows = torch.empty_strided((5, 16), (1 << 22, 1)).copy_(torch.randn(5, 16, generator=rng))
+    expected, off = forward("rms_norm", rows, None, None, 1e-6)
+    with jitfmha.emulate("gfx942", check=True) as run:
+        check(jitfmha.rms_norm(rows), expected, off, rows.dtype)
+        assert not run.findings()
+
+
+def test_the_other_form_of_fp8_is_refused():
+    with (
+        jitfmha.emulate("gfx942"),
+        pytest.raises(NotImplementedError, match=r"out_dtype is fp8_e4m3fn;.*fp8_e4m3fnuz and int8"),
+    ):
+        jitfmha.softmax(torch.zeros(2, 8), out_dtype=torch.float8_e4m3fn)
+
+
+def test_threads_of_a_row():
+    traits = RowTraits("softmax", "bf16", "bf16", "bf16", *(False,) * 3)
+    for columns, expected in (
+        *((8, (1, 256, 1)), (32, (1, 256, 4)), (1024, (32, 256, 4)), (2048, (64, 256, 4))),
+        *((8192, (256, 256, 4)), (131072, (1024, 1024, 16))),
+    ):
+        kernel = RowKernel.of(traits, "gfx942", columns, 8)
+        assert (kernel.row_lanes, kernel.threads, kernel.held) == expected
