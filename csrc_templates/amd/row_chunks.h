@@ -132,18 +132,17 @@ __device__ inline __amdgpu_buffer_rsrc_t one_row_of(Global<const void> base, lon
 
 // Which chunks a thread has: every kRowLanes-th of its row.
 struct Place {
-  long first_row;  // of the workgroup
-  int rows;        // of the workgroup, fewer than kRows at the end
+  long first_row;
+  int rows;  // of the workgroup, fewer than kRows at the end
   int row, lane, chunks, columns;
 
-  __device__ explicit Place(const RowsCall& call) {
-    first_row = static_cast<long>(__builtin_amdgcn_workgroup_id_x()) * kRows;
-    const long left = call.rows - first_row;
-    rows = left < kRows ? static_cast<int>(left) : kRows;
+  // Of kRows rows from `first` on, or of those before `end`.
+  __device__ Place(long first, long end, long columns_of_row) : first_row(first) {
+    rows = end - first < kRows ? static_cast<int>(end - first) : kRows;
     const int thread = __builtin_amdgcn_workitem_id_x();
     row = thread / kRowLanes;
     lane = thread % kRowLanes;
-    columns = static_cast<int>(call.columns);
+    columns = static_cast<int>(columns_of_row);
     chunks = columns / kWidth;
   }
 
@@ -172,8 +171,14 @@ constexpr int kWaveLanes = kRowLanes < 64 ? kRowLanes : 64;
 constexpr int kWavesOfRow = kRowLanes > 64 ? kRowLanes / 64 : 1;
 static_assert(kWavesOfRow == 1 || kRows == 1, "waves that work together have one row");
 // Each time has a place of its own, so that nobody waits for those who still read the last one.
-constexpr int kTurns = 3;
+constexpr int kTurns = 4;
 using Shared = Lds<float>;
+
+__device__ inline void wait_for_waves() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
 
 template <int kPattern, class Combine>
 __device__ inline float with_pattern(float x, const Combine& combine) {
@@ -199,9 +204,7 @@ __device__ inline float over_row(Shared shared, int turn, float x, const Combine
   if constexpr (kWavesOfRow > 1) {
     const Shared of_turn = shared + turn * kWavesOfRow;
     if (thread % 64 == 0) of_turn[thread / 64] = x;
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-    __builtin_amdgcn_s_barrier();
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+    wait_for_waves();
     x = of_turn[0];
 #pragma unroll
     for (int i = 1; i < kWavesOfRow; ++i) x = combine(x, of_turn[i]);

@@ -16,11 +16,13 @@ from ..kernels.compiled.device_spec import device_spec
 from ..kernels.launcher import Launcher, typed_library
 from ..planning.target import AmdTarget
 from ..problem.dtypes import DTYPE_BYTES, FP8_NAMES
+from ..problem.problem import Direction
 from .problem import RowTraits
 from .structs import CALLS
 
 _ELEMENTS = {"fp32": "FP32", "bf16": "BF16", "fp16": "FP16", "int8": "INT8"}
 _ELEMENTS |= dict.fromkeys(FP8_NAMES.values(), "FP8")
+_TEMPLATES: dict[Direction, str] = {"forward": "rows_fwd", "backward": "rows_bwd"}
 _LARGEST = {"int8": 127, "fp8_e4m3fn": 448, "fp8_e4m3fnuz": 240}
 _LOAD_BYTES = 16
 # Of a thread, before a row has more threads: enough on their way, and enough rows in a workgroup.
@@ -28,6 +30,8 @@ _WANTED_CHUNKS = 4
 _WAVE, _MOST_THREADS, _LEAST_THREADS = 64, 1024, 256
 # Registers for the numbers of a thread, of the 128 that each of so many threads has.
 _HELD_REGISTERS = 72
+# Of a gradient, which a workgroup adds up: few, so that there are many workgroups.
+_COMBINED_COLUMNS = 16
 MOST_STRIDE = 1 << 21
 """From which on the rows of a workgroup may be further apart than a buffer reaches."""
 
@@ -42,6 +46,7 @@ class RowKernel(NamedTuple):
     """
 
     traits: RowTraits
+    direction: Direction
     arch: Arch
     width: int
     row_lanes: int
@@ -49,21 +54,29 @@ class RowKernel(NamedTuple):
     held: int
 
     @classmethod
-    def of(cls, traits: RowTraits, arch: Arch, columns: int, width: int) -> RowKernel:
+    def of(
+        cls, traits: RowTraits, direction: Direction, arch: Arch, columns: int, width: int
+    ) -> RowKernel:
         """The kernel for rows that allow loads of so many numbers."""
         chunks = columns // width
         lanes = 1
         while lanes < _MOST_THREADS and lanes * _WANTED_CHUNKS < chunks:
             lanes *= 2
         registers = -(-width * DTYPE_BYTES[traits.dtype] // 4)
-        held = min(-(-chunks // lanes), _HELD_REGISTERS // registers)
+        most = _HELD_REGISTERS // registers if direction == "forward" else _WANTED_CHUNKS
+        held = min(-(-chunks // lanes), most)
         threads = lanes if lanes > _WAVE else _LEAST_THREADS
-        return cls(traits, arch, width, lanes, threads, held)
+        return cls(traits, direction, arch, width, lanes, threads, held)
 
     @property
     def name(self) -> str:
         of_row = f"{self.held}x{self.width}x{self.row_lanes}"
-        return f"rows_fwd_{self.traits.name}_{of_row}_{self.arch}"
+        return f"{_TEMPLATES[self.direction]}_{self.traits.name}_{of_row}_{self.arch}"
+
+    @property
+    def combine_name(self) -> str:
+        """That of the kernel behind it, which adds up gradients of weights; "" in forward."""
+        return f"{self.name}_combine" if self.direction == "backward" else ""
 
     @property
     def rows(self) -> int:
@@ -80,16 +93,20 @@ def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
         **{name: str(getattr(traits, name)).lower() for name in switches},
         "kind": traits.kind,
         "kernel": kernel.name,
-        "shared_structs": CALLS["forward"].cpp(DEVICE),
+        "shared_structs": CALLS[kernel.direction].cpp(DEVICE),
         "element": _ELEMENTS[traits.dtype],
         "weight_element": _ELEMENTS[traits.weight_dtype],
-        "out_element": _ELEMENTS[traits.out_dtype],
         "largest": f"{_LARGEST.get(traits.out_dtype, 0)}.0f",
         **{name: getattr(kernel, name) for name in ("width", "row_lanes", "threads", "held")},
     }
-    why = f"the first {traits.kind} of {traits.dtype} rows on {kernel.arch}"
+    if kernel.direction == "forward":
+        values["out_element"] = _ELEMENTS[traits.out_dtype]
+    else:
+        values |= {"combine_kernel": kernel.combine_name, "combined_columns": _COMBINED_COLUMNS}
+    why = f"the first {kernel.direction} {traits.kind} of {traits.dtype} rows on {kernel.arch}"
     headers = "elements.h", "row_chunks.h"
-    return device_spec(kernel.name, kernel.arch, "rows_fwd.hip", values, headers, why)
+    template = f"{_TEMPLATES[kernel.direction]}.hip"
+    return device_spec(kernel.name, kernel.arch, template, values, headers, why)
 
 
 @cache
@@ -112,18 +129,26 @@ def launcher_spec() -> jit.BuildSpec:
 class AmdRows(Launcher):
     """The kernels of calls that differ in the addresses of their tensors alone."""
 
-    def __init__(self, traits: RowTraits, target: AmdTarget, rows: int, columns: int) -> None:
+    def __init__(
+        self,
+        traits: RowTraits,
+        direction: Direction,
+        target: AmdTarget,
+        rows: int,
+        columns: int,
+    ) -> None:
         """Raises ``NotImplementedError`` where the chip has no such form of fp8."""
         own = architecture(target.arch).fp8_dtype
         if traits.out_dtype in FP8_NAMES.values() and traits.out_dtype != own:
             raise NotImplementedError(
                 f"out_dtype is {traits.out_dtype}; {target} rounds to {own} and int8"
             )
-        self._target, self._traits, self._rows, self._columns = target, traits, rows, columns
+        self._target, self._traits, self._direction = target, traits, direction
+        self._rows, self._columns = rows, columns
         self._library = typed_library(launcher_spec())
         self.entry = self._library.jitfmha_rows
-        sizes = ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
-        self.entry.argtypes = [ctypes.c_void_p, *sizes]
+        counts, bytes_of_call = (ctypes.c_int64,) * 3, (ctypes.c_char_p, ctypes.c_size_t)
+        self.entry.argtypes = [ctypes.c_void_p, *counts, ctypes.c_void_p, *bytes_of_call]
         self.launching = target.runtime.launching
         self._kernels: dict[int, tuple[int, int]] = {}
 
@@ -133,8 +158,14 @@ class AmdRows(Launcher):
         pointers: Sequence[int],
         strides: Sequence[int],
         tensors: Sequence[Tensor | None],
+        blocks: int = 0,
+        combined: int = 0,
     ) -> None:
         """Start the kernel on the current stream.
+
+        ``blocks`` of rows have a workgroup each, in backward, and so many gradients are
+        ``combined`` of their parts.
+
 
         Raises ``jitfmha.HipError`` where the HIP runtime refuses it.
         """
@@ -142,9 +173,10 @@ class AmdRows(Launcher):
         if width not in self._kernels:
             self._kernels[width] = self._loaded(width)
         kernel, workgroups = self._kernels[width]
+        counts = blocks or workgroups, -(-self._columns // _COMBINED_COLUMNS), combined
         target = self._target
         stream = target.runtime.current_stream(target.device_index)
-        given = kernel, workgroups, stream, packed, len(packed)
+        given = kernel, *counts, stream, packed, len(packed)
         if self.launching is None:
             status = self.entry(*given)
         else:
@@ -160,6 +192,8 @@ class AmdRows(Launcher):
             DTYPE_BYTES[each] for each in (traits.dtype, traits.weight_dtype, traits.out_dtype)
         )
         of_pointers = (x, x, weights, weights, out, x)  # and that of the scale
+        if self._direction == "backward":
+            of_pointers = (x, x, x, weights, x, weights)  # and what is written number by number
         width = _LOAD_BYTES // x
         while width > 1 and (
             any(n % width for n in (self._columns, *strides))
@@ -173,7 +207,8 @@ class AmdRows(Launcher):
 
     def _loaded(self, width: int) -> tuple[int, int]:
         """The address of a kernel, and the workgroups that it is launched with."""
-        kernel = RowKernel.of(self._traits, self._target.arch, self._columns, width)
+        arch = self._target.arch
+        kernel = RowKernel.of(self._traits, self._direction, arch, self._columns, width)
         workgroups = -(-self._rows // kernel.rows)
         if workgroups * kernel.threads >= 1 << 32:
             raise NotImplementedError(
@@ -181,5 +216,5 @@ class AmdRows(Launcher):
                 "than 2**32 threads"
             )
         spec = kernel_spec(kernel)
-        names = spec.artifact_name, kernel.name, ""
+        names = spec.artifact_name, kernel.name, kernel.combine_name
         return self.load(jit.read(spec), kernel.threads, *names), workgroups

@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 
 from ..call.detection import target_of
+from ..planning.target import AmdTarget, CpuTarget
+from .amd import MOST_STRIDE, AmdRows
 from .cpu import cpu_entry
 from .problem import Kind, RowArguments, as_rows, traits_of
-from .run import NO_MEMORY, cpu_of
+from .run import NO_MEMORY
 from .structs import CALLS
 
 # A block of rows has a part of the weights' gradients of its own, which costs traffic; so it has
 # some rows. A block of fewer elements is not worth a thread.
 _LEAST_BLOCK_ROWS, _LEAST_BLOCK_ELEMENTS, _MOST_BLOCKS = 16, 1 << 14, 64
+_UNIT_BLOCKS = 4  # workgroups of a compute unit
 
 
 class RowGradients(NamedTuple):
@@ -66,20 +69,26 @@ def run_rows_backward(arguments: RowBackwardArguments) -> RowGradients:
     gradients = RowGradients(dx, dweight, dbias)
     if rows == 0:
         return gradients
+    target = target_of(x.device)
     sums = [each for each in (dweight, dbias) if each is not None]
     blocks = min(rows, max(rows * columns // _LEAST_BLOCK_ELEMENTS, 1))
     if sums:
-        blocks = max(min(blocks, rows // _LEAST_BLOCK_ROWS, _MOST_BLOCKS), 1)
+        most = (
+            _MOST_BLOCKS if isinstance(target, CpuTarget) else _UNIT_BLOCKS * target.compute_units
+        )
+        blocks = max(min(blocks, rows // _LEAST_BLOCK_ROWS, most), 1)
     partial = torch.empty((len(sums), blocks, columns), dtype=torch.float32, device=x.device)
     # They have to live as long as the kernel runs.
-    as_given = [None if each is None else as_rows(each) for each in (dout, x, dsum)]
+    most_stride = None if isinstance(target, CpuTarget) else MOST_STRIDE
+    as_given = [None if each is None else as_rows(each, most_stride) for each in (dout, x, dsum)]
     flat = None if weight is None else weight.contiguous()
     strides = [0 if each is None else each.stride(0) for each in as_given]
-    pointers = [
-        0 if each is None else each.data_ptr() for each in (*as_given, flat, *gradients, partial)
-    ]
-    entry = cpu_entry(traits, "backward", cpu_of(target_of(x.device)).isa)
+    tensors = (*as_given, flat, *gradients, partial)
+    pointers = [0 if each is None else each.data_ptr() for each in tensors]
     packed = CALLS["backward"].packer.pack(*pointers, *strides, rows, columns, blocks, eps)
-    if entry(packed):
+    if isinstance(target, AmdTarget):
+        amd = AmdRows(traits, "backward", target, rows, columns)
+        amd.launch(packed, pointers, strides, tensors, blocks, len(sums))
+    elif cpu_entry(traits, "backward", target.isa)(packed):
         raise MemoryError(NO_MEMORY)
     return gradients

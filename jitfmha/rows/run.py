@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..call.detection import target_of
-from ..planning.target import CALLS_HERE, TARGET_HERE, AmdTarget, CpuTarget, Target
+from ..planning.target import CALLS_HERE, TARGET_HERE, AmdTarget, CpuTarget
 from ..problem.memory import HUGE_PAGES_FROM_BYTES, request_huge_pages
 from .amd import MOST_STRIDE, AmdRows
 from .cpu import cpu_entry
@@ -70,7 +70,7 @@ def _prepare(arguments: RowArguments) -> Run:
     entry = amd = None
     target = target_of(x.device)
     if isinstance(target, AmdTarget):
-        amd = AmdRows(traits, target, rows, columns)
+        amd = AmdRows(traits, "forward", target, rows, columns)
     elif rows:
         entry = cpu_entry(traits, "forward", target.isa)
     pack = CALLS["forward"].packer.pack
@@ -122,10 +122,3 @@ NO_MEMORY = "the CPU kernel of rows could not allocate its scratch memory"
 
 def _contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
-
-
-def cpu_of(target: Target) -> CpuTarget:
-    """The target, if it is the CPU; raises ``NotImplementedError`` otherwise."""
-    if not isinstance(target, CpuTarget):
-        raise NotImplementedError(f"rows are not served on {target} yet; move x to the CPU")
-    return target

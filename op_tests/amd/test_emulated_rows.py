@@ -1,10 +1,13 @@
 """softmax, rms_norm and layer_norm on emulated GPUs, under the sanitizer, against float64."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from drawn_rows import draw, draw_like, drawn_index
 from norm_reference import check, forward
 from test_rows import check_call
+from test_rows_gradients import check_gradients
 
 import jitfmha
 from jitfmha.rows.amd import RowKernel
@@ -45,9 +48,42 @@ def test_many_short_rows(columns, rng, poisoned_memory):
         assert not run.findings()
 
 
+@pytest.mark.parametrize("arch", FP8)
+@pytest.mark.parametrize("kind", KINDS)
+def test_drawn_gradients(kind, arch, dtypes, rng, poisoned_memory):
+    for dtype in dtypes:
+        call = draw(rng, kind, dtype)
+        with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+            for _ in range(3):
+                check_gradients(rng, draw_like(rng, call))
+            assert not run.findings()
+
+
+@pytest.mark.parametrize("columns", [24, 300, 20000])
+def test_gradients_of_weights_over_several_blocks(columns, rng, poisoned_memory):
+    """Of a workgroup's rows side by side, of several waves', and of what registers do not hold."""
+    call = draw(rng, "layer_norm", torch.float32, columns=columns, batch=(35,))
+    weight, bias = torch.randn(2, columns, generator=rng)
+    with jitfmha.emulate("gfx942", check=True, random_order=drawn_index(rng, 100)) as run:
+        check_gradients(rng, call._replace(weight=weight, bias=bias))
+        assert not run.findings()
+
+
+def test_gradients_by_torch(rng):
+    x, weight = torch.randn(5, 40, generator=rng), torch.randn(40, generator=rng)
+    results = []
+    for on_gpu in (False, True):
+        leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        with jitfmha.emulate("gfx950") if on_gpu else nullcontext():
+            jitfmha.rms_norm(*leaves).sin().sum().backward()
+        results.append([each.grad for each in leaves])
+    torch.testing.assert_close(*results)
+
+
 def test_rows_far_from_each_other(rng):
     """Further than a buffer reaches from the first row of a workgroup to its last one."""
-    rows = torch.empty_strided((5, 16), (1 << 22, 1)).copy_(torch.randn(5, 16, generator=rng))
+    values = torch.randn(140, 4, generator=rng)
+    rows = torch.empty_strided(values.shape, (1 << 22, 1)).copy_(values)
     expected, off = forward("rms_norm", rows, None, None, 1e-6)
     with jitfmha.emulate("gfx942", check=True) as run:
         check(jitfmha.rms_norm(rows), expected, off, rows.dtype)
@@ -57,7 +93,7 @@ def test_rows_far_from_each_other(rng):
 def test_the_other_form_of_fp8_is_refused():
     with (
         jitfmha.emulate("gfx942"),
-        pytest.raises(NotImplementedError, match=r"out_dtype is fp8_e4m3fn;.*fp8_e4m3fnuz and int8"),
+        pytest.raises(NotImplementedError, match=r"is fp8_e4m3fn;.*fp8_e4m3fnuz and int8"),
     ):
         jitfmha.softmax(torch.zeros(2, 8), out_dtype=torch.float8_e4m3fn)
 
@@ -68,5 +104,5 @@ def test_threads_of_a_row():
         *((8, (1, 256, 1)), (32, (1, 256, 4)), (1024, (32, 256, 4)), (2048, (64, 256, 4))),
         *((8192, (256, 256, 4)), (131072, (1024, 1024, 16))),
     ):
-        kernel = RowKernel.of(traits, "gfx942", columns, 8)
+        kernel = RowKernel.of(traits, "forward", "gfx942", columns, 8)
         assert (kernel.row_lanes, kernel.threads, kernel.held) == expected
