@@ -18,7 +18,8 @@ from .structs import CALLS
 # A block of rows has a part of the weights' gradients of its own, which costs traffic; so it has
 # some rows. A block of fewer elements is not worth a thread.
 _LEAST_BLOCK_ROWS, _LEAST_BLOCK_ELEMENTS, _MOST_BLOCKS = 16, 1 << 14, 64
-_UNIT_BLOCKS = 4  # workgroups of a compute unit
+# What hides how long loads take are other workgroups of the unit, so that these have fewer rows.
+_LEAST_ROWS_OF_WORKGROUP, _UNIT_BLOCKS = 4, 2
 
 
 class RowGradients(NamedTuple):
@@ -73,10 +74,10 @@ def run_rows_backward(arguments: RowBackwardArguments) -> RowGradients:
     sums = [each for each in (dweight, dbias) if each is not None]
     blocks = min(rows, max(rows * columns // _LEAST_BLOCK_ELEMENTS, 1))
     if sums:
-        most = (
-            _MOST_BLOCKS if isinstance(target, CpuTarget) else _UNIT_BLOCKS * target.compute_units
-        )
-        blocks = max(min(blocks, rows // _LEAST_BLOCK_ROWS, most), 1)
+        least, most = _LEAST_BLOCK_ROWS, _MOST_BLOCKS
+        if isinstance(target, AmdTarget):
+            least, most = _LEAST_ROWS_OF_WORKGROUP, _UNIT_BLOCKS * target.compute_units
+        blocks = max(min(blocks, rows // least, most), 1)
     partial = torch.empty((len(sums), blocks, columns), dtype=torch.float32, device=x.device)
     # They have to live as long as the kernel runs.
     most_stride = None if isinstance(target, CpuTarget) else MOST_STRIDE
