@@ -10,6 +10,7 @@ from norm_reference import LARGEST, check, check_quantised, forward
 from torch import Tensor
 
 import jitfmha
+from jitfmha.bench import rows
 from jitfmha.rows.problem import KINDS
 
 
@@ -100,6 +101,18 @@ def test_results_do_not_depend_on_threads(rng, num_threads):
         torch.set_num_threads(threads)
         results.append(jitfmha.rms_norm(x, weight))
     assert all(torch.equal(each, results[0]) for each in results)
+
+
+def test_the_suite_holds_its_ratios_against_bars(monkeypatch):
+    monkeypatch.setattr(rows, "_QUICK_SHAPES", ((5, 33),))
+    report = rows.run(True, lambda text: None)
+    kinds = (*KINDS, *(f"{kind} with gradients" for kind in KINDS), "rms_norm of a sum")
+    means, lowest = "geometric mean over torch's", "lowest over torch's"
+    assert {row.what for row in report.rows} == {
+        f"{k}: {s}" for k in kinds for s in (means, lowest)
+    }
+    assert {row.bar for row in report.rows} == {1.2, 0.95}
+    assert len(report.figures) == 2 * len(kinds)
 
 
 def test_calls_that_differ_in_one_argument(rng):
