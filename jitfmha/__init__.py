@@ -62,6 +62,9 @@ if TYPE_CHECKING:
     from .layers.split_keys import mha_fwd_splitkv as mha_fwd_splitkv
     from .problem.dropout import dropout_randval as dropout_randval
     from .problem.dropout import new_rng_state as new_rng_state
+    from .rows.interface import layer_norm as layer_norm
+    from .rows.interface import rms_norm as rms_norm
+    from .rows.interface import softmax as softmax
 
 _NAMES = {
     ".aiter": ("fmha_v3_bwd", "fmha_v3_fwd", "fmha_v3_varlen_bwd", "fmha_v3_varlen_fwd"),
@@ -82,6 +85,7 @@ _NAMES = {
     ".jit.errors": ("BuildError", "CacheError", "CompilerNotFound"),
     ".layers.kv_cache": ("flash_attn_with_kvcache",),
     ".layers.mla": ("mla_absorbed_fwd", "mla_fwd"),
+    ".rows.interface": ("layer_norm", "rms_norm", "softmax"),
     ".layers.split_keys": ("flash_attn_combine", "mha_fwd_splitkv"),
     ".integrations.stand_in": ("install_as",),
     ".ahead.validate": (

@@ -9,6 +9,7 @@
 //                                   elsewhere; NaN stays NaN
 //     divide_roughly(a, b)          a / b within 2^-14 of it, relatively
 //     transpose(rows)               rows[i] lane j <-> rows[j] lane i, bit patterns untouched
+//     largest_lane(a), sum_lanes(a) over all lanes
 //     sum_rows(rows)                lane i is the sum of rows[i]'s lanes
 //     load_transposed(rows, block)  block[j] lane i is the j-th float from rows[i] on
 //

@@ -134,6 +134,7 @@ inline Vec sum_rows(const Vec (&rows)[kLanes]) {
   return add_neighbours(add_halves(blocks[0], blocks[1]), add_halves(blocks[2], blocks[3]));
 }
 inline float largest_lane(Vec a) { return _mm512_reduce_max_ps(a); }
+inline float sum_lanes(Vec a) { return _mm512_reduce_add_ps(a); }
 // With two rows in a register to begin with, a quarter of `transpose`'s shuffles is not needed.
 inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {
   for (int column = 0; column < kLanes; column += 8) {

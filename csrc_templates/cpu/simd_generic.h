@@ -94,9 +94,9 @@ inline void transpose(Vec (&rows)[kLanes]) {
   for (int i = 0; i < kLanes; ++i) t[i] = Vec{rows[0][i], rows[1][i], rows[2][i], rows[3][i]};
   for (int i = 0; i < kLanes; ++i) rows[i] = t[i];
 }
+inline float sum_lanes(Vec a) { return (a[0] + a[1]) + (a[2] + a[3]); }
 inline Vec sum_rows(const Vec (&rows)[kLanes]) {
-  const auto sum = [](Vec a) { return (a[0] + a[1]) + (a[2] + a[3]); };
-  return Vec{sum(rows[0]), sum(rows[1]), sum(rows[2]), sum(rows[3])};
+  return Vec{sum_lanes(rows[0]), sum_lanes(rows[1]), sum_lanes(rows[2]), sum_lanes(rows[3])};
 }
 inline float largest_lane(Vec a) {
   const float first = a[0] < a[1] ? a[1] : a[0], second = a[2] < a[3] ? a[3] : a[2];

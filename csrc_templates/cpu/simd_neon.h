@@ -76,6 +76,7 @@ inline Vec sum_rows(const Vec (&rows)[kLanes]) {
   return vpaddq_f32(vpaddq_f32(rows[0], rows[1]), vpaddq_f32(rows[2], rows[3]));
 }
 inline float largest_lane(Vec a) { return vmaxvq_f32(a); }
+inline float sum_lanes(Vec a) { return vaddvq_f32(a); }
 inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {
   for (int i = 0; i < kLanes; ++i) block[i] = load(static_cast<const float*>(rows[i]));
   transpose(block);

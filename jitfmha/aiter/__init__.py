@@ -84,6 +84,7 @@ from .mla_metadata import (
     mla_prefill_ps_asm_fwd,
     mla_reduce_v1,
 )
+from .norms import layernorm2d_fwd, rms_norm, rmsnorm2d_fwd, rmsnorm2d_fwd_with_add
 from .opus import fmha_fwd_bf16_opus_fwd, fmha_fwd_bf16_opus_varlen_fwd
 from .paged import OPERATORS as _OF_PAGES
 from .paged import pa_fwd_asm, paged_attention_ragged, paged_attention_v1
@@ -112,6 +113,7 @@ __all__ = [
     "get_pa_metadata_v1",
     "get_ps_metadata_info_v1",
     "get_ps_metadata_v1",
+    "layernorm2d_fwd",
     "mha_batch_prefill",
     "mha_batch_prefill_func",
     "mha_bwd",
@@ -128,4 +130,7 @@ __all__ = [
     "paged_attention_ragged",
     "paged_attention_rocm",
     "paged_attention_v1",
+    "rms_norm",
+    "rmsnorm2d_fwd",
+    "rmsnorm2d_fwd_with_add",
 ]

@@ -353,7 +353,7 @@ ARGUMENTS_OF: Mapping[Abi, SharedStruct] = {
     "jitfmha": JITFMHA_ARGUMENTS,
 }
 
-_DEVICE = Dialect(
+DEVICE = Dialect(
     scalars={"std::uint32_t": "unsigned", "std::int32_t": "int", "std::int64_t": "long"},
     pointer="Global<{}>",
     offsetof="__builtin_offsetof",
@@ -369,9 +369,9 @@ def device_header() -> str:
 
 #include "address_spaces.h"
 
-{DIVISOR.cpp(_DEVICE)}
+{DIVISOR.cpp(DEVICE)}
 
-{JITFMHA_ARGUMENTS.cpp(_DEVICE)}
+{JITFMHA_ARGUMENTS.cpp(DEVICE)}
 """
 
 
@@ -402,4 +402,4 @@ def backward_structs() -> str:
 
 
 def _in_device_code(*structs: SharedStruct) -> str:
-    return "\n\n".join(each.cpp(_DEVICE) for each in structs)
+    return "\n\n".join(each.cpp(DEVICE) for each in structs)

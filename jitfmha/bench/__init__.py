@@ -39,6 +39,11 @@ SUITES = {
     "memory": SuiteInTheList(
         "what the device's memory gives: read, write, copy", 0.3, 0.15, from_checkout=False
     ),
+    "rows": SuiteInTheList(
+        "softmax, RMSNorm and LayerNorm over rows on the CPU against torch's",
+        *(2, 0.3),
+        from_checkout=False,
+    ),
     "emulator": SuiteInTheList(
         "how fast the emulator executes, what its checks cost, and its build", 6, 1
     ),

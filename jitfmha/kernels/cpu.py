@@ -72,8 +72,8 @@ SERVES = (
 
 # What all kernels are made of beside their template and what depends on their traits.
 _HEADERS = (
-    *("dropout", "elements", "few_rows", "problem"),
-    *("schedule", "scores", "simd", "tiles"),
+    *("dropout", "elements", "exponent", "few_rows", "problem"),
+    *("schedule", "scores", "simd", "threads", "tiles"),
 )
 _TILE_UNITS: dict[CpuIsa, str] = {
     "amx": "cpu/tile_unit_amx.h",
@@ -82,7 +82,7 @@ _TILE_UNITS: dict[CpuIsa, str] = {
 # Tile units multiply bf16 numbers. Kernels of other dtypes are compiled for what is there beside.
 BESIDE_TILE_UNIT: dict[CpuIsa, CpuIsa] = {"amx": "avx512", "amx_emulated": "generic"}
 # The header of an instruction set's vectors, and its flags.
-_ISAS: dict[CpuIsa, tuple[str, tuple[str, ...]]] = {
+ISAS: dict[CpuIsa, tuple[str, tuple[str, ...]]] = {
     "amx": ("avx512", (*AVX512_FLAGS, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")),
     "avx512_bf16": ("avx512", (*AVX512_FLAGS, "-mavx512bf16")),
     "avx512": ("avx512", AVX512_FLAGS),
@@ -92,6 +92,15 @@ _ISAS: dict[CpuIsa, tuple[str, tuple[str, ...]]] = {
     "generic": ("generic", ("-O3",)),
     "amx_emulated": ("generic", ("-DJITFMHA_BF16_PAIRS=1",)),
 }
+CFLAGS = (
+    "-std=c++17",
+    # -O3 takes a third longer to compile. Of what it does beyond this level, kernels of vector
+    # instructions need nothing but that loops of known length are unrolled.
+    "-O2",
+    "-fpeel-loops",
+    "-ffp-contract=fast",
+    "-fvisibility=hidden",
+)
 _SHORT_DIRECTIONS: dict[Direction, str] = {"forward": "fwd", "backward": "bwd"}
 _CALLS: dict[Direction, str] = {"forward": "call", "backward": "backward pass"}
 _OPEN_SIDE = 1 << 40  # a window side that no sequence reaches
@@ -327,7 +336,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         "score_constants": traits.modifiers.constants(),
         **{name: str(getattr(traits, name)).lower() for name in _SWITCHES},
     }
-    vectors, flags = _ISAS[traits.isa]
+    vectors, flags = ISAS[traits.isa]
     origin = {"origin": f"csrc_templates/{traits.template} for {traits.name}"}
     return BuildSpec(
         # Long ones are cut: the cache tells its entries apart by their content.
@@ -339,16 +348,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
             **_product_sources(traits),
             **{f"{header}.h": render(f"cpu/{header}.h", {}) for header in _HEADERS},
         },
-        cflags=(
-            "-std=c++17",
-            # -O3 takes a third longer to compile. Of what it does beyond this level, kernels of
-            # vector instructions need nothing but that loops of known length are unrolled.
-            "-O2",
-            "-fpeel-loops",
-            "-ffp-contract=fast",
-            "-fvisibility=hidden",
-            *flags,
-        ),
+        cflags=(*CFLAGS, *flags),
         ldflags=(),
         why=(
             f"the first {traits.dtype} {_CALLS[traits.direction]} in {traits.mode} with hdim "

@@ -513,8 +513,13 @@ class AmdLaunch(NamedTuple):
 
 
 def load_launcher(kind: LauncherKind) -> ctypes.CDLL:
-    """The loaded library. Functions get types where ctypes would cut pointers in half without."""
-    library = jit.load(launcher_spec(kind))
+    """The loaded library of a kind."""
+    return typed_library(launcher_spec(kind))
+
+
+def typed_library(spec: jit.BuildSpec) -> ctypes.CDLL:
+    """A loaded launcher. Functions get types where ctypes would cut pointers in half without."""
+    library = jit.load(spec)
     pointer, integer, unsigned = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
     text = ctypes.c_char_p
     for name, result, arguments in (

@@ -580,6 +580,15 @@ ELSEWHERE = {
     "validate_specification": "../test_specifications.py",
     "install_as": "../test_stand_in.py",
     "new_rng_state": "../test_dropout.py",
+    **dict.fromkeys(("softmax", "rms_norm", "layer_norm"), "../test_rows.py"),
+    **dict.fromkeys(
+        (
+            *("aiter.rms_norm", "aiter.rmsnorm2d_fwd", "aiter.rmsnorm2d_fwd_with_add"),
+            *("aiter.layernorm2d_fwd", "flash_attn.ops.rms_norm.rms_norm"),
+            "flash_attn.ops.layer_norm.layer_norm",
+        ),
+        "../test_rows_drop_ins.py",
+    ),
     # They need a process group.
     "context_parallel.shard": "../test_context_parallel.py",
     "context_parallel.unshard": "../test_context_parallel.py",

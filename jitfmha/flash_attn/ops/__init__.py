@@ -1,1 +1,1 @@
-"""Where flash-attn keeps its operators; of these there is the rotary embedding."""
+"""Where flash-attn keeps its operators; of these there are the rotary embedding and two norms."""

@@ -1,0 +1,227 @@
+// Rows of any number of columns: whole vectors and the rest of one, sums over a row, and stores
+// that go past the caches.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "exponent.h"
+#include "threads.h"
+
+#define JITFMHA_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+using Weight = KeyDtype;
+
+// How many lanes of a vector belong to a row: all of them, or fewer of the last one.
+using AllLanes = std::integral_constant<int, kLanes>;
+
+// The first `count` of the elements of a vector.
+template <class T>
+inline void copy_first(T* to, const T* from, int count) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  if constexpr (sizeof(T) == 4) {
+    const __mmask16 mask = __mmask16((1u << count) - 1);
+    return _mm512_mask_storeu_ps(to, mask, _mm512_maskz_loadu_ps(mask, from));
+  } else if constexpr (sizeof(T) == 2) {
+    const __mmask16 mask = __mmask16((1u << count) - 1);
+    return _mm256_mask_storeu_epi16(to, mask, _mm256_maskz_loadu_epi16(mask, from));
+  }
+#endif
+  std::memcpy(to, from, size_t(count) * sizeof(T));
+}
+
+template <class D>
+inline Vec load_row(const typename D::Element* from, AllLanes) {
+  return D::load(from);
+}
+template <class D>
+inline Vec load_row(const typename D::Element* from, int lanes) {
+  alignas(64) typename D::Element rest[kLanes] = {};
+  copy_first(rest, from, lanes);
+  return D::load(rest);
+}
+template <class D>
+inline void store_row(typename D::Element* to, Vec a, AllLanes) {
+  D::store(to, a);
+}
+template <class D>
+inline void store_row(typename D::Element* to, Vec a, int lanes) {
+  alignas(64) typename D::Element all[kLanes];
+  D::store(all, a);
+  copy_first(to, all, lanes);
+}
+
+// `a` in lanes of the row, and `rest` in the others.
+inline Vec where_in_row(Vec a, AllLanes, float) { return a; }
+inline Vec where_in_row(Vec a, int lanes, float rest) {
+  static constexpr float kNumbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return simd::select_between(simd::broadcast(0.0f), simd::load(kNumbers),
+                              simd::broadcast(float(lanes - 1)), a, simd::broadcast(rest));
+}
+
+// Calls visit(column, lanes) for the vectors of the columns from `begin` to `end`.
+template <class Visit>
+inline void for_vectors(int64_t begin, int64_t end, const Visit& visit) {
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) visit(i, AllLanes{});
+  if (i < end) visit(i, int(end - i));
+}
+
+// Four vectors at a time: as many sums as the latency of an addition has room for.
+constexpr int kSums = 4;
+
+// kTerms sums over a row of what term(column, lanes) gives, which is 0 in lanes that do not belong
+// to it. Parts of it are added up on their own, so that no number is rounded more than some 200
+// times.
+template <int kTerms>
+using Vectors = std::array<Vec, kTerms>;
+template <int kTerms, class Term>
+inline std::array<float, kTerms> sums_of_row(int64_t columns, const Term& term) {
+  constexpr int64_t kStep = kSums * kLanes, kPart = 64 * kStep;
+  Vectors<kTerms> total;
+  total.fill(simd::broadcast(0.0f));
+  int64_t i = 0;
+  while (i + kStep <= columns) {
+    Vectors<kTerms> part[kSums];
+    for (auto& each : part) each.fill(simd::broadcast(0.0f));
+    for (const int64_t end = std::min(i + kPart, columns); i + kStep <= end; i += kStep)
+      for (int j = 0; j < kSums; ++j) {
+        const Vectors<kTerms> terms = term(i + j * kLanes, AllLanes{});
+        for (int t = 0; t < kTerms; ++t) part[j][t] = simd::add(part[j][t], terms[t]);
+      }
+    for (int t = 0; t < kTerms; ++t)
+      total[t] = simd::add(total[t], simd::add(simd::add(part[0][t], part[1][t]),
+                                               simd::add(part[2][t], part[3][t])));
+  }
+  for_vectors(i, columns, [&](int64_t at, auto lanes) {
+    const Vectors<kTerms> terms = term(at, lanes);
+    for (int t = 0; t < kTerms; ++t) total[t] = simd::add(total[t], terms[t]);
+  });
+  std::array<float, kTerms> sums;
+  for (int t = 0; t < kTerms; ++t) sums[t] = simd::sum_lanes(total[t]);
+  return sums;
+}
+template <class Term>
+inline float sum_of_row(int64_t columns, const Term& term) {
+  return sums_of_row<1>(columns,
+                        [&](int64_t at, auto lanes) { return Vectors<1>{term(at, lanes)}; })[0];
+}
+
+// The largest of term(column, lanes), which is `least` in lanes that do not belong to the row.
+template <class Term>
+inline float largest_of_row(int64_t columns, float least, const Term& term) {
+  constexpr int64_t kStep = kSums * kLanes;
+  Vec most[kSums];
+  for (Vec& each : most) each = simd::broadcast(least);
+  int64_t i = 0;
+  for (; i + kStep <= columns; i += kStep)
+    for (int j = 0; j < kSums; ++j) most[j] = simd::max(term(i + j * kLanes, AllLanes{}), most[j]);
+  for_vectors(i, columns,
+              [&](int64_t at, auto lanes) { most[0] = simd::max(term(at, lanes), most[0]); });
+  return simd::largest_lane(simd::max(simd::max(most[0], most[1]), simd::max(most[2], most[3])));
+}
+
+// What a row is normalised by: (x - mean) * factor.
+struct Statistics {
+  float mean, factor;
+};
+
+inline Statistics statistics_of(const Element* x, int64_t columns, float eps) {
+  const auto squares_from = [&](float shift) {
+    const Vec from = simd::broadcast(shift);
+    return sums_of_row<2>(columns, [&](int64_t at, auto lanes) {
+      const Vec away = where_in_row(simd::sub(load_row<Dtype>(x + at, lanes), from), lanes, 0.0f);
+      return Vectors<2>{away, simd::mul(away, away)};
+    });
+  };
+  const float share = 1.0f / float(columns);
+  float mean = 0.0f;
+  std::array<float, 2> sums;
+  if constexpr (kKind == Kind::rms_norm) {
+    sums[1] = sum_of_row(columns, [&](int64_t at, auto lanes) {
+      const Vec each = load_row<Dtype>(x + at, lanes);
+      return simd::mul(each, each);
+    });
+  } else {
+    // From the first number one pass is enough, as long as it lies within three standard deviations
+    // of the mean. From one that is far away, most of the squares would cancel.
+    float first[kLanes];
+    simd::store(first, load_row<Dtype>(x, 1));
+    sums = squares_from(first[0]);
+    float away = sums[0] * share;
+    mean = first[0] + away;
+    if (!(away * away <= 0.9f * sums[1] * share)) {
+      sums = squares_from(mean);
+      away = sums[0] * share;
+      mean += away;
+    }
+    sums[1] -= sums[0] * away;
+  }
+  return {mean, 1.0f / std::sqrt(std::max(sums[1] * share, 0.0f) + eps)};
+}
+
+// Columns whose results are made at a time, in the first cache.
+constexpr int64_t kStagedColumns = 1024;
+
+// Copies results to where nobody reads them before they have left the caches: lines that are
+// written past the caches need not be read first, which is a third of the traffic.
+inline void copy_past_caches(void* to, const void* from, int64_t bytes) {
+#if defined(__SSE2__)
+  char* target = static_cast<char*>(to);
+  const char* source = static_cast<const char*>(from);
+  const int64_t before = std::min(bytes, int64_t(-reinterpret_cast<uintptr_t>(target) % 64));
+  std::memcpy(target, source, size_t(before));
+  int64_t i = before;
+  for (; i + 64 <= bytes; i += 64)
+    for (int j = 0; j < 64; j += 16)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(target + i + j),
+                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i + j)));
+  std::memcpy(target + i, source + i, size_t(bytes - i));
+#else
+  std::memcpy(to, from, size_t(bytes));
+#endif
+}
+// Behind the last of them: other threads may look at the results then.
+inline void finish_past_caches() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+// Results of fewer bytes may be read again while they are in the caches.
+constexpr int64_t kPastCachesBytes = int64_t(16) << 20;
+
+// Calls make(column, lanes) for all columns, and writes what it gives as a row of D.
+template <class D, class Make>
+inline void write_row(typename D::Element* to, int64_t columns, bool past_caches,
+                      const Make& make) {
+  if (!past_caches) {
+    for_vectors(0, columns,
+                [&](int64_t at, auto lanes) { store_row<D>(to + at, make(at, lanes), lanes); });
+    return;
+  }
+  alignas(64) typename D::Element staged[kStagedColumns];
+  for (int64_t begin = 0; begin < columns; begin += kStagedColumns) {
+    const int64_t end = std::min(begin + kStagedColumns, columns);
+    for_vectors(begin, end, [&](int64_t at, auto lanes) {
+      store_row<D>(staged + (at - begin), make(at, lanes), lanes);
+    });
+    copy_past_caches(to + begin, staged, (end - begin) * int64_t(sizeof(staged[0])));
+  }
+}
+
+// As many multiplications as an element takes, with its share of the traffic.
+constexpr int64_t kElementCost = 16;
+// Elements of an item of work.
+constexpr int64_t kItemElements = 1 << 14;
+
+}  // namespace

@@ -1,0 +1,87 @@
+"""AITER's RMSNorm and LayerNorm over rows, by :func:`jitfmha.rms_norm` and ``layer_norm``.
+
+Source: ``aiter/ops/rmsnorm.py`` and ``aiter/ops/norm.py`` of github.com/ROCm/aiter. Here any shape
+is served whose last dimension is normalised, and results have gradients where they are new.
+"""
+
+# ruff: noqa: A002 - `input` is AITER's name.
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..problem.checks import refuse_grad, with_clear_errors
+from ..rows.interface import layer_norm as _layer_norm
+from ..rows.interface import rms_norm as _rms_norm
+
+
+def _refuse_model_sensitive(value: int) -> None:
+    if value:
+        raise NotImplementedError(
+            f"use_model_sensitive_rmsnorm is {value}; results are rounded once, as with 0"
+        )
+
+
+@with_clear_errors
+def rms_norm(
+    input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int = 0
+) -> Tensor:
+    """RMSNorm over the last dimension; arguments as in :func:`jitfmha.rms_norm`.
+
+    Raises ``NotImplementedError`` where ``use_model_sensitive_rmsnorm`` is not 0, and what
+    :func:`jitfmha.rms_norm` does.
+    """
+    _refuse_model_sensitive(use_model_sensitive_rmsnorm)
+    result = _rms_norm(input, weight, eps=epsilon)
+    assert isinstance(result, Tensor)
+    return result
+
+
+@with_clear_errors
+def rmsnorm2d_fwd(
+    input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int = 0
+) -> Tensor:
+    """The same as :func:`rms_norm`."""
+    return rms_norm(input, weight, epsilon, use_model_sensitive_rmsnorm)
+
+
+@with_clear_errors
+def rmsnorm2d_fwd_with_add(
+    out: Tensor,
+    input: Tensor,
+    residual_in: Tensor,
+    residual_out: Tensor,
+    weight: Tensor,
+    epsilon: float,
+    gemma_norm: bool = False,
+    use_model_sensitive_rmsnorm: int = 0,
+) -> None:
+    """RMSNorm of ``input + residual_in`` into ``out``, and the sum into ``residual_out``.
+
+    Either may be the input that it comes from. With ``gemma_norm`` the weight is ``weight + 1``.
+    There are no gradients. Raises as :func:`rms_norm`.
+    """
+    refuse_grad("rmsnorm2d_fwd_with_add", input=input, residual_in=residual_in, weight=weight)
+    _refuse_model_sensitive(use_model_sensitive_rmsnorm)
+    if gemma_norm:
+        weight = weight.float() + 1
+    result, total = _rms_norm(input, weight, eps=epsilon, residual=residual_in)
+    out.copy_(result)
+    residual_out.copy_(total)
+
+
+@with_clear_errors
+def layernorm2d_fwd(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    epsilon: float = 1e-5,
+    x_bias: Tensor | None = None,
+) -> Tensor:
+    """LayerNorm over the last dimension, of ``input + x_bias`` where that is given.
+
+    The other arguments, and what is raised, are those of :func:`jitfmha.layer_norm`.
+    """
+    x = input if x_bias is None else input + x_bias
+    result = _layer_norm(x, weight, bias, eps=epsilon)
+    assert isinstance(result, Tensor)
+    return result

@@ -1,0 +1,220 @@
+"""Kernels of rows for AMD GPUs: how many threads have a row, and how they are launched."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .. import jit
+from ..amd.chips import Arch, architecture
+from ..amd.kernel_arguments import DEVICE
+from ..kernels.compiled.device_spec import device_spec
+from ..kernels.launcher import Launcher, typed_library
+from ..planning.target import AmdTarget
+from ..problem.dtypes import DTYPE_BYTES, FP8_NAMES
+from ..problem.problem import Direction
+from .problem import RowTraits
+from .structs import CALLS
+
+_ELEMENTS = {"fp32": "FP32", "bf16": "BF16", "fp16": "FP16", "int8": "INT8"}
+_ELEMENTS |= dict.fromkeys(FP8_NAMES.values(), "FP8")
+_TEMPLATES: dict[Direction, str] = {"forward": "rows_fwd", "backward": "rows_bwd"}
+_LARGEST = {"int8": 127, "fp8_e4m3fn": 448, "fp8_e4m3fnuz": 240}
+_LOAD_BYTES = 16
+# Of a thread, before a row has more threads: enough on their way, and enough rows in a workgroup.
+_WANTED_CHUNKS = 4
+_WAVE, _MOST_THREADS, _LEAST_THREADS = 64, 1024, 256
+# Registers for the numbers of a thread, of the 128 that each of so many threads has.
+_HELD_REGISTERS = 72
+# Of a gradient, which a workgroup adds up: few, so that there are many workgroups.
+_COMBINED_COLUMNS = 16
+MOST_STRIDE = 1 << 21
+"""From which on the rows of a workgroup may be further apart than a buffer reaches."""
+
+
+class RowKernel(NamedTuple):
+    """What a kernel is compiled for.
+
+    Attributes:
+        width: numbers that a thread loads at once.
+        row_lanes, threads: of a row and of a workgroup.
+        held: loads of a row that a thread keeps.
+    """
+
+    traits: RowTraits
+    direction: Direction
+    arch: Arch
+    width: int
+    row_lanes: int
+    threads: int
+    held: int
+
+    @classmethod
+    def of(
+        cls, traits: RowTraits, direction: Direction, arch: Arch, columns: int, width: int
+    ) -> RowKernel:
+        """The kernel for rows that allow loads of so many numbers."""
+        chunks = columns // width
+        lanes = 1
+        while lanes < _MOST_THREADS and lanes * _WANTED_CHUNKS < chunks:
+            lanes *= 2
+        registers = -(-width * DTYPE_BYTES[traits.dtype] // 4)
+        most = _HELD_REGISTERS // registers if direction == "forward" else _WANTED_CHUNKS
+        held = min(-(-chunks // lanes), most)
+        threads = lanes if lanes > _WAVE else _LEAST_THREADS
+        return cls(traits, direction, arch, width, lanes, threads, held)
+
+    @property
+    def name(self) -> str:
+        of_row = f"{self.held}x{self.width}x{self.row_lanes}"
+        return f"{_TEMPLATES[self.direction]}_{self.traits.name}_{of_row}_{self.arch}"
+
+    @property
+    def combine_name(self) -> str:
+        """That of the kernel behind it, which adds up gradients of weights; "" in forward."""
+        return f"{self.name}_combine" if self.direction == "backward" else ""
+
+    @property
+    def rows(self) -> int:
+        """Those of a workgroup."""
+        return self.threads // self.row_lanes
+
+
+@cache
+def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
+    """The sources and the flags of a kernel."""
+    traits = kernel.traits
+    switches = ("has_weight", "has_bias", "has_residual")
+    values = {
+        **{name: str(getattr(traits, name)).lower() for name in switches},
+        "kind": traits.kind,
+        "kernel": kernel.name,
+        "shared_structs": CALLS[kernel.direction].cpp(DEVICE),
+        "element": _ELEMENTS[traits.dtype],
+        "weight_element": _ELEMENTS[traits.weight_dtype],
+        "largest": f"{_LARGEST.get(traits.out_dtype, 0)}.0f",
+        **{name: getattr(kernel, name) for name in ("width", "row_lanes", "threads", "held")},
+    }
+    if kernel.direction == "forward":
+        values["out_element"] = _ELEMENTS[traits.out_dtype]
+    else:
+        values |= {"combine_kernel": kernel.combine_name, "combined_columns": _COMBINED_COLUMNS}
+    why = f"the first {kernel.direction} {traits.kind} of {traits.dtype} rows on {kernel.arch}"
+    headers = "elements.h", "row_chunks.h"
+    template = f"{_TEMPLATES[kernel.direction]}.hip"
+    return device_spec(kernel.name, kernel.arch, template, values, headers, why)
+
+
+@cache
+def launcher_spec() -> jit.BuildSpec:
+    """The source and the flags of the launcher, which is the same for all kernels."""
+    template = "amd/launcher/rows.cpp.in"
+    origin = {"origin": f"Rendered from csrc_templates/{template}."}
+    return jit.BuildSpec(
+        name="amd_rows",
+        sources={
+            "rows.cpp": jit.render(template, origin),
+            "runtime.h": jit.render("amd/launcher/runtime.h", {}),
+        },
+        cflags=("-std=c++17", "-O2", "-fvisibility=hidden"),
+        ldflags=("-ldl",),
+        why="the first call over rows on an AMD GPU",
+    )
+
+
+class AmdRows(Launcher):
+    """The kernels of calls that differ in the addresses of their tensors alone."""
+
+    def __init__(
+        self,
+        traits: RowTraits,
+        direction: Direction,
+        target: AmdTarget,
+        rows: int,
+        columns: int,
+    ) -> None:
+        """Raises ``NotImplementedError`` where the chip has no such form of fp8."""
+        own = architecture(target.arch).fp8_dtype
+        if traits.out_dtype in FP8_NAMES.values() and traits.out_dtype != own:
+            raise NotImplementedError(
+                f"out_dtype is {traits.out_dtype}; {target} rounds to {own} and int8"
+            )
+        self._target, self._traits, self._direction = target, traits, direction
+        self._rows, self._columns = rows, columns
+        self._library = typed_library(launcher_spec())
+        self.entry = self._library.jitfmha_rows
+        counts, bytes_of_call = (ctypes.c_int64,) * 3, (ctypes.c_char_p, ctypes.c_size_t)
+        self.entry.argtypes = [ctypes.c_void_p, *counts, ctypes.c_void_p, *bytes_of_call]
+        self.launching = target.runtime.launching
+        self._kernels: dict[int, tuple[int, int]] = {}
+
+    def launch(
+        self,
+        packed: bytes,
+        pointers: Sequence[int],
+        strides: Sequence[int],
+        tensors: Sequence[Tensor | None],
+        blocks: int = 0,
+        combined: int = 0,
+    ) -> None:
+        """Start the kernel on the current stream.
+
+        ``blocks`` of rows have a workgroup each, in backward, and so many gradients are
+        ``combined`` of their parts.
+
+
+        Raises ``jitfmha.HipError`` where the HIP runtime refuses it.
+        """
+        width = self._width(pointers, strides)
+        if width not in self._kernels:
+            self._kernels[width] = self._loaded(width)
+        kernel, workgroups = self._kernels[width]
+        counts = blocks or workgroups, -(-self._columns // _COMBINED_COLUMNS), combined
+        target = self._target
+        stream = target.runtime.current_stream(target.device_index)
+        given = kernel, *counts, stream, packed, len(packed)
+        if self.launching is None:
+            status = self.entry(*given)
+        else:
+            with self.launching(tensors):
+                status = self.entry(*given)
+        if status:
+            raise self.error(status)
+
+    def _width(self, pointers: Sequence[int], strides: Sequence[int]) -> int:
+        """How many numbers all loads and stores can have: at multiples of their size."""
+        traits = self._traits
+        x, weights, out = (
+            DTYPE_BYTES[each] for each in (traits.dtype, traits.weight_dtype, traits.out_dtype)
+        )
+        of_pointers = (x, x, weights, weights, out, x)  # and that of the scale
+        if self._direction == "backward":
+            of_pointers = (x, x, x, weights, x, weights)  # and what is written number by number
+        width = _LOAD_BYTES // x
+        while width > 1 and (
+            any(n % width for n in (self._columns, *strides))
+            or any(
+                p % min(width * size, _LOAD_BYTES)
+                for p, size in zip(pointers, of_pointers, strict=False)
+            )
+        ):
+            width //= 2
+        return width
+
+    def _loaded(self, width: int) -> tuple[int, int]:
+        """The address of a kernel, and the workgroups that it is launched with."""
+        arch = self._target.arch
+        kernel = RowKernel.of(self._traits, self._direction, arch, self._columns, width)
+        workgroups = -(-self._rows // kernel.rows)
+        if workgroups * kernel.threads >= 1 << 32:
+            raise NotImplementedError(
+                f"x has {self._rows} rows of {self._columns} numbers; a launch has room for less "
+                "than 2**32 threads"
+            )
+        spec = kernel_spec(kernel)
+        names = spec.artifact_name, kernel.name, kernel.combine_name
+        return self.load(jit.read(spec), kernel.threads, *names), workgroups

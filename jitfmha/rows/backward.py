@@ -1,0 +1,95 @@
+"""The backward pass of a call over rows: its arguments, and its kernel."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..call.detection import target_of
+from ..planning.target import AmdTarget, CpuTarget
+from .amd import MOST_STRIDE, AmdRows
+from .cpu import cpu_entry
+from .problem import Kind, RowArguments, as_rows, traits_of
+from .run import NO_MEMORY
+from .structs import CALLS
+
+# A block of rows has a part of the weights' gradients of its own, which costs traffic; so it has
+# some rows. A block of fewer elements is not worth a thread.
+_LEAST_BLOCK_ROWS, _LEAST_BLOCK_ELEMENTS, _MOST_BLOCKS = 16, 1 << 14, 64
+# What hides how long loads take are other workgroups of the unit, so that these have fewer rows.
+_LEAST_ROWS_OF_WORKGROUP, _UNIT_BLOCKS = 4, 2
+
+
+class RowGradients(NamedTuple):
+    """Gradients of a call over rows; None is what nobody asked for."""
+
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+class RowBackwardArguments(NamedTuple):
+    """The arguments of a backward pass.
+
+    Attributes:
+        dout, dsum: the gradients of the results; the latter of the sum with a residual, or None.
+        x: what was normalised, with a residual the sum; of a softmax the result.
+        bias: a tensor of the bias's dtype where its gradient is wanted.
+        wants_weight: whether the gradient of the weight is.
+    """
+
+    kind: Kind
+    dout: Tensor
+    dsum: Tensor | None
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    wants_weight: bool
+
+
+def run_rows_backward(arguments: RowBackwardArguments) -> RowGradients:
+    """Check the arguments and launch the kernel.
+
+    Raises what ``traits_of`` does, and ``jitfmha.BuildError`` where the kernel does not compile.
+    """
+    kind, dout, dsum, x, weight, bias, eps, wants_weight = arguments
+    traits = traits_of(RowArguments(kind, x, dsum, weight, bias, eps, None))
+    if dout.shape != x.shape or dout.dtype != x.dtype or dout.device != x.device:
+        raise ValueError(
+            f"dout is a {dout.dtype} tensor of shape {tuple(dout.shape)} on {dout.device}; it must "
+            f"be as x, {x.dtype} of shape {tuple(x.shape)} on {x.device}"
+        )
+    columns = x.shape[-1]
+    rows = x.numel() // columns
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dweight = torch.zeros_like(weight) if weight is not None and wants_weight else None
+    dbias = None if bias is None else torch.zeros_like(bias)
+    gradients = RowGradients(dx, dweight, dbias)
+    if rows == 0:
+        return gradients
+    target = target_of(x.device)
+    sums = [each for each in (dweight, dbias) if each is not None]
+    blocks = min(rows, max(rows * columns // _LEAST_BLOCK_ELEMENTS, 1))
+    if sums:
+        least, most = _LEAST_BLOCK_ROWS, _MOST_BLOCKS
+        if isinstance(target, AmdTarget):
+            least, most = _LEAST_ROWS_OF_WORKGROUP, _UNIT_BLOCKS * target.compute_units
+        blocks = max(min(blocks, rows // least, most), 1)
+    partial = torch.empty((len(sums), blocks, columns), dtype=torch.float32, device=x.device)
+    # They have to live as long as the kernel runs.
+    most_stride = None if isinstance(target, CpuTarget) else MOST_STRIDE
+    as_given = [None if each is None else as_rows(each, most_stride) for each in (dout, x, dsum)]
+    flat = None if weight is None else weight.contiguous()
+    strides = [0 if each is None else each.stride(0) for each in as_given]
+    tensors = (*as_given, flat, *gradients, partial)
+    pointers = [0 if each is None else each.data_ptr() for each in tensors]
+    packed = CALLS["backward"].packer.pack(*pointers, *strides, rows, columns, blocks, eps)
+    if isinstance(target, AmdTarget):
+        amd = AmdRows(traits, "backward", target, rows, columns)
+        amd.launch(packed, pointers, strides, tensors, blocks, len(sums))
+    elif cpu_entry(traits, "backward", target.isa)(packed):
+        raise MemoryError(NO_MEMORY)
+    return gradients

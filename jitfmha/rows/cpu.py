@@ -1,0 +1,57 @@
+"""Kernels of rows for the CPU: a C++ template for each direction, compiled for a call's traits."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+from ..jit.loader import load
+from ..jit.render import render
+from ..jit.spec import MAX_NAME, BuildSpec
+from ..kernels.cpu import BESIDE_TILE_UNIT, CFLAGS, ISAS
+from ..planning.target import CpuIsa
+from ..problem.problem import Direction
+from .problem import MOST_COLUMNS, RowTraits
+from .structs import CALLS
+
+_HEADERS = ("elements", "exponent", "rows", "simd", "threads")
+_TEMPLATES: dict[Direction, str] = {"forward": "rows_fwd", "backward": "rows_bwd"}
+
+
+@cache
+def cpu_spec(traits: RowTraits, direction: Direction, isa: CpuIsa) -> BuildSpec:
+    """The sources and the flags of a kernel."""
+    isa = BESIDE_TILE_UNIT.get(isa, isa)
+    vectors, flags = ISAS[isa]
+    template = _TEMPLATES[direction]
+    switches = ("has_weight", "has_bias", "has_residual")
+    values = {
+        **traits._asdict(),
+        **{name: str(getattr(traits, name)).lower() for name in switches},
+        "direction": direction,
+        "most_columns": MOST_COLUMNS,
+        "shared_structs": CALLS[direction].cpp(),
+    }
+    name = f"cpu_{template}_{traits.name}_{isa}"
+    origin = f"csrc_templates/cpu/{template}.cpp.in for {name}"
+    return BuildSpec(
+        name=name[:MAX_NAME],
+        sources={
+            f"{template}.cpp": render(f"cpu/{template}.cpp.in", {"origin": origin}),
+            "traits.h": render("cpu/rows_traits.h.in", values),
+            "vectors.h": render(f"cpu/simd_{vectors}.h", {}),
+            **{f"{header}.h": render(f"cpu/{header}.h", {}) for header in _HEADERS},
+        },
+        cflags=(*CFLAGS, *flags),
+        why=f"the first {direction} {traits.kind} of {traits.dtype} rows",
+    )
+
+
+@cache
+def cpu_entry(traits: RowTraits, direction: Direction, isa: CpuIsa) -> Callable[[bytes], int]:
+    """The function that runs a kernel, which takes the packed struct of its call."""
+    function: Callable[[bytes], int] = load(cpu_spec(traits, direction, isa)).jitfmha_rows
+    function.argtypes = [ctypes.c_char_p]  # type: ignore[attr-defined]
+    function.restype = ctypes.c_int  # type: ignore[attr-defined]
+    return function

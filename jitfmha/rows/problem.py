@@ -1,0 +1,136 @@
+"""What a call over rows asks for: its arguments, their checks, and what kernels are made for."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from ..problem.checks import check_layout, not_a_tensor
+from ..problem.dtypes import DTYPE_NAMES, EIGHT_BIT_DTYPES, TORCH_DTYPES
+
+Kind = Literal["softmax", "rms_norm", "layer_norm"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MOST_COLUMNS = 131072
+ROW_DTYPES = torch.float32, torch.bfloat16, torch.float16
+
+
+class RowArguments(NamedTuple):
+    """The arguments of one call; tensors that it does without are None."""
+
+    kind: Kind
+    x: Tensor
+    residual: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    out_dtype: torch.dtype | None
+
+
+class RowTraits(NamedTuple):
+    """What a kernel is made for, but for its target; dtypes by their names in kernels.
+
+    ``weight_dtype`` is that of weights and biases, and that of the rows where there are none.
+    """
+
+    kind: Kind
+    dtype: str
+    weight_dtype: str
+    out_dtype: str
+    has_weight: bool
+    has_bias: bool
+    has_residual: bool
+
+    @property
+    def name(self) -> str:
+        words = (
+            *(self.kind, self.dtype),
+            f"{self.weight_dtype}weight" if self.has_weight else "",
+            f"{self.weight_dtype}bias" if self.has_bias else "",
+            "residual" if self.has_residual else "",
+            f"{self.out_dtype}out" if self.out_dtype != self.dtype else "",
+        )
+        return "_".join(word for word in words if word)
+
+    @property
+    def is_quantised(self) -> bool:
+        return TORCH_DTYPES[self.out_dtype] in EIGHT_BIT_DTYPES
+
+
+def traits_of(arguments: RowArguments) -> RowTraits:
+    """The traits of a call, after all checks.
+
+    Raises:
+        TypeError, ValueError: an argument breaks a rule; the text names it and its value.
+        NotImplementedError: nothing serves the call.
+    """
+    kind, x, residual, weight, bias, eps, out_dtype = arguments
+    if kind not in KINDS:
+        raise ValueError(f"kind is {kind!r}; choose one of {', '.join(KINDS)}")
+    for name, tensor in (("x", x), ("residual", residual), ("weight", weight), ("bias", bias)):
+        if tensor is None and name != "x":
+            continue
+        if not isinstance(tensor, Tensor):
+            raise not_a_tensor(name, tensor)
+        check_layout(name, tensor)
+        if tensor.device != x.device:
+            raise ValueError(f"{name} is on {tensor.device}, x is on {x.device}; use one device")
+    if x.dtype not in ROW_DTYPES:
+        raise NotImplementedError(
+            f"x has dtype {x.dtype}; rows are served in float32, bfloat16 and float16"
+        )
+    if x.dim() == 0 or not 1 <= x.shape[-1] <= MOST_COLUMNS:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}; its last dimension must be from 1 to {MOST_COLUMNS}"
+        )
+    if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
+        raise ValueError(
+            f"residual has shape {tuple(residual.shape)} and dtype {residual.dtype}, x has "
+            f"{tuple(x.shape)} and {x.dtype}; both must be the same"
+        )
+    _check_weights(x, weight, bias)
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+        raise TypeError(f"eps must be a float, got {type(eps).__name__} ({eps!r})")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps is {eps}; it must be at least 0, and finite")
+    if out_dtype is not None and out_dtype not in (x.dtype, *EIGHT_BIT_DTYPES):
+        raise NotImplementedError(
+            f"out_dtype is {out_dtype}; results are {x.dtype} as x, or quantised to one of "
+            f"{', '.join(map(str, EIGHT_BIT_DTYPES))}"
+        )
+    of_weights = next((each.dtype for each in (weight, bias) if each is not None), x.dtype)
+    return RowTraits(
+        *(kind, DTYPE_NAMES[x.dtype], DTYPE_NAMES[of_weights], DTYPE_NAMES[out_dtype or x.dtype]),
+        *(weight is not None, bias is not None, residual is not None),
+    )
+
+
+def _check_weights(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+    for name, each in (("weight", weight), ("bias", bias)):
+        if each is None:
+            continue
+        if each.shape != x.shape[-1:]:
+            raise ValueError(
+                f"{name} has shape {tuple(each.shape)}; with rows of {x.shape[-1]} numbers it must "
+                f"have shape ({x.shape[-1]},)"
+            )
+        if each.dtype not in (x.dtype, torch.float32):
+            raise ValueError(
+                f"{name} has dtype {each.dtype}; it must be {x.dtype} as x, or float32"
+            )
+    if weight is not None and bias is not None and weight.dtype != bias.dtype:
+        raise ValueError(f"bias has dtype {bias.dtype} and weight {weight.dtype}; both must agree")
+
+
+def as_rows(x: Tensor, most_stride: int | None = None) -> Tensor:
+    """A matrix of all rows, whose columns follow each other.
+
+    A view as long as one stride, less than ``most_stride``, leads from each row to the next,
+    otherwise a copy.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    if most_stride is not None and rows.stride(0) >= most_stride:
+        return rows.contiguous()
+    return rows if rows.shape[1] == 1 or rows.stride(1) == 1 else rows.contiguous()

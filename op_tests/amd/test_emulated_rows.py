@@ -1,0 +1,108 @@
+"""softmax, rms_norm and layer_norm on emulated GPUs, under the sanitizer, against float64."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from drawn_rows import draw, draw_like, drawn_index
+from norm_reference import check, forward
+from test_rows import check_call
+from test_rows_gradients import check_gradients
+
+import jitfmha
+from jitfmha.rows.amd import RowKernel
+from jitfmha.rows.problem import KINDS, RowTraits
+
+FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
+
+
+@pytest.mark.parametrize("arch", FP8)
+@pytest.mark.parametrize("kind", KINDS)
+def test_drawn_calls(kind, arch, dtypes, rng, poisoned_memory):
+    for dtype in dtypes:
+        call = draw(rng, kind, dtype)
+        quantised = (torch.int8, FP8[arch])[drawn_index(rng, 2)]
+        with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+            for _ in range(3):
+                check_call(draw_like(rng, call), [quantised])
+            assert not run.findings()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_longest_rows(dtype, rng, poisoned_memory):
+    """Of float32 numbers registers hold a part."""
+    x, weight = torch.randn(1, 131072, generator=rng).to(dtype), torch.randn(131072, generator=rng)
+    expected, off = forward("layer_norm", x, weight, weight, 1e-5)
+    with jitfmha.emulate("gfx942", check=True) as run:
+        check(jitfmha.layer_norm(x, weight, weight), expected, off, dtype)
+        assert not run.findings()
+
+
+@pytest.mark.parametrize("columns", [1, 4, 8, 64, 257])
+def test_many_short_rows(columns, rng, poisoned_memory):
+    """Several of which a workgroup has, and the last one fewer."""
+    x = torch.randn(531, columns, generator=rng).bfloat16()
+    expected, off = forward("softmax", x, None, None, 0)
+    with jitfmha.emulate("gfx950", check=True) as run:
+        check(jitfmha.softmax(x), expected, off, x.dtype)
+        assert not run.findings()
+
+
+@pytest.mark.parametrize("arch", FP8)
+@pytest.mark.parametrize("kind", KINDS)
+def test_drawn_gradients(kind, arch, dtypes, rng, poisoned_memory):
+    for dtype in dtypes:
+        call = draw(rng, kind, dtype)
+        with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+            for _ in range(3):
+                check_gradients(rng, draw_like(rng, call))
+            assert not run.findings()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1400, 24), (35, 300), (35, 20000)])
+def test_gradients_of_weights_over_several_blocks(rows, columns, rng, poisoned_memory):
+    """Of a workgroup's rows side by side, of several waves', and of what registers do not hold."""
+    call = draw(rng, "layer_norm", torch.float32, columns=columns, batch=(rows,))
+    weight, bias = torch.randn(2, columns, generator=rng)
+    with jitfmha.emulate("gfx942", check=True, random_order=drawn_index(rng, 100)) as run:
+        check_gradients(rng, call._replace(weight=weight, bias=bias))
+        assert not run.findings()
+
+
+def test_gradients_by_torch(rng):
+    x, weight = torch.randn(5, 40, generator=rng), torch.randn(40, generator=rng)
+    results = []
+    for on_gpu in (False, True):
+        leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        with jitfmha.emulate("gfx950") if on_gpu else nullcontext():
+            jitfmha.rms_norm(*leaves).sin().sum().backward()
+        results.append([each.grad for each in leaves])
+    torch.testing.assert_close(*results)
+
+
+def test_rows_far_from_each_other(rng):
+    """Further than a buffer reaches from the first row of a workgroup to its last one."""
+    values = torch.randn(140, 4, generator=rng)
+    rows = torch.empty_strided(values.shape, (1 << 23, 1)).copy_(values)
+    expected, off = forward("rms_norm", rows, None, None, 1e-6)
+    with jitfmha.emulate("gfx942", check=True) as run:
+        check(jitfmha.rms_norm(rows), expected, off, rows.dtype)
+        assert not run.findings()
+
+
+def test_the_other_form_of_fp8_is_refused():
+    with (
+        jitfmha.emulate("gfx942"),
+        pytest.raises(NotImplementedError, match=r"is fp8_e4m3fn;.*fp8_e4m3fnuz and int8"),
+    ):
+        jitfmha.softmax(torch.zeros(2, 8), out_dtype=torch.float8_e4m3fn)
+
+
+def test_threads_of_a_row():
+    traits = RowTraits("softmax", "bf16", "bf16", "bf16", *(False,) * 3)
+    for columns, expected in (
+        *((8, (1, 256, 1)), (32, (1, 256, 4)), (1024, (32, 256, 4)), (2048, (64, 256, 4))),
+        *((8192, (256, 256, 4)), (131072, (1024, 1024, 16))),
+    ):
+        kernel = RowKernel.of(traits, "forward", "gfx942", columns, 8)
+        assert (kernel.row_lanes, kernel.threads, kernel.held) == expected

@@ -1,0 +1,156 @@
+"""softmax, rms_norm and layer_norm against float64, on the CPU and on emulated GPUs."""
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+from drawn_rows import RowCall, draw, draw_like, drawn_index
+from inputs import DTYPES
+from norm_reference import LARGEST, check, check_quantised, forward
+from torch import Tensor
+
+import jitfmha
+from jitfmha.bench import rows
+from jitfmha.rows.problem import KINDS
+
+
+def result_of(call: RowCall, x: Tensor, **options: object) -> tuple[Tensor, ...]:
+    out = getattr(jitfmha, call.kind)(x, **call.options, **options)
+    return (out,) if isinstance(out, Tensor) else out
+
+
+def check_call(call: RowCall, eight_bits: Iterable[torch.dtype] = ()) -> None:
+    """A call, and the same with results of dtypes of 8 bits."""
+    x = call.x if call.residual is None else call.x + call.residual
+    expected, off = forward(call.kind, x, call.weight, call.bias, call.eps)
+    out, *sums = result_of(call, call.x)
+    check(out, expected, off, call.x.dtype)
+    for dtype in eight_bits:
+        *others, scale = quantised = result_of(call, call.x, out_dtype=dtype)
+        assert others[0].dtype == dtype
+        check_quantised(quantised[0], scale, expected, off)
+        sums += others[1:]
+    assert bool(sums) == (call.residual is not None)
+    for each in sums:
+        torch.testing.assert_close(each, x, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drawn_calls(kind, isa, dtypes, rng, poisoned_memory):
+    """Of a kernel, and of one with results of 8 bits."""
+    for dtype in dtypes:
+        call, quantised = draw(rng, kind, dtype), list(LARGEST)[drawn_index(rng, len(LARGEST))]
+        for _ in range(6):
+            check_call(draw_like(rng, call), [quantised])
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize("quantised", LARGEST)
+def test_eight_bits(quantised, dtype, rng, poisoned_memory):
+    x, weight = torch.randn(40, 129, generator=rng).to(dtype), torch.ones(129)
+    check_call(RowCall("rms_norm", x, None, weight, None, 1e-6), [quantised])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_most_columns(kind, dtypes, rng, poisoned_memory):
+    for dtype in dtypes:
+        check_call(draw(rng, kind, dtype, columns=131072, batch=(2,)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_rows(kind, dtypes, rng, poisoned_memory):
+    """Which several threads have, and whose results go past the caches."""
+    for dtype in dtypes:
+        call = draw(rng, kind, dtype, columns=1001, batch=(9001,))
+        x = call.x if call.residual is None else call.x + call.residual
+        expected, off = forward(kind, x, call.weight, call.bias, call.eps)
+        out, *sums = result_of(call, call.x)
+        check(out, expected, off, dtype)
+        assert all(torch.equal(each, x) for each in sums)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_numbers_that_are_not_finite(dtype):
+    """Rows with them are what torch's are, and others are not affected."""
+    x = torch.randn(5, 70).to(dtype)
+    x[0, 3], x[1, 69], x[2, :], x[3, 5] = torch.inf, torch.nan, -torch.inf, -torch.inf
+    torch.testing.assert_close(jitfmha.softmax(x), x.softmax(-1), equal_nan=True)
+    normalised = torch.nn.functional.layer_norm(x, (70,))
+    torch.testing.assert_close(jitfmha.layer_norm(x), normalised, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_rows_of_zeros_are_zeros(dtype):
+    out, scale = jitfmha.rms_norm(torch.zeros(3, 40), out_dtype=dtype)
+    assert (out.float() == 0).all()
+    assert scale.isfinite().all()
+
+
+@pytest.mark.parametrize("first", [1e4, -1e6])
+def test_a_first_number_far_from_the_mean(first, rng):
+    x = torch.randn(4, 3000, generator=rng) + 100
+    x[:, 0] = first
+    expected, off = forward("layer_norm", x, None, None, 1e-5)
+    check(jitfmha.layer_norm(x), expected, off, x.dtype)
+
+
+def test_results_do_not_depend_on_threads(rng, num_threads):
+    x, weight = torch.randn(300, 700, generator=rng), torch.randn(700, generator=rng)
+    results = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        results.append(jitfmha.rms_norm(x, weight))
+    assert all(torch.equal(each, results[0]) for each in results)
+
+
+def test_the_suite_holds_its_ratios_against_bars(monkeypatch):
+    monkeypatch.setattr(rows, "_QUICK_SHAPES", ((5, 33),))
+    report = rows.run(True, lambda text: None)
+    kinds = (*KINDS, *(f"{kind} with gradients" for kind in KINDS), "rms_norm of a sum")
+    means, lowest = "geometric mean over torch's", "lowest over torch's"
+    assert {row.what for row in report.rows} == {
+        f"{k}: {s}" for k in kinds for s in (means, lowest)
+    }
+    assert {row.bar for row in report.rows} == {1.2, 0.95}
+    assert len(report.figures) == 2 * len(kinds)
+
+
+def test_calls_that_differ_in_one_argument(rng):
+    """The second is not taken for the first, which is there."""
+    x, weight = torch.randn(4, 4, generator=rng), torch.randn(4, generator=rng)
+    first = {"x": x, "weight": weight, "eps": 1e-5}
+    for changed in (
+        *({"eps": 0.5}, {"weight": weight.bfloat16().float()}, {"weight": None}),
+        *({"x": x.T}, {"x": x[:2]}, {"x": x.bfloat16(), "weight": None}),
+    ):
+        for given in (first, first | changed):
+            expected, off = forward("rms_norm", given["x"], given["weight"], None, given["eps"])
+            check(jitfmha.rms_norm(**given), expected, off, given["x"].dtype)
+
+
+X = torch.zeros(3, 8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "error", "text"),
+    [
+        ("softmax", {"x": torch.zeros(2, 0)}, ValueError, r"\(2, 0\).*1 to 131072"),
+        ("softmax", {"x": torch.zeros(1, 131073)}, ValueError, "131073"),
+        ("softmax", {"x": torch.zeros(())}, ValueError, r"shape \(\)"),
+        ("softmax", {"x": X.double()}, NotImplementedError, "float64"),
+        ("softmax", {"x": "rows"}, TypeError, "x must be a torch.Tensor, got str"),
+        ("softmax", {"residual": torch.zeros(3, 9)}, ValueError, r"residual.*\(3, 9\)"),
+        ("softmax", {"residual": X.half()}, ValueError, "residual.*float16"),
+        ("softmax", {"out_dtype": torch.float64}, NotImplementedError, "out_dtype.*float64"),
+        ("rms_norm", {"weight": torch.zeros(7)}, ValueError, r"weight.*\(7,\)"),
+        ("rms_norm", {"weight": torch.zeros(8).half()}, ValueError, "weight.*float16"),
+        ("rms_norm", {"weight": torch.zeros(8, device="meta")}, ValueError, "weight is on meta"),
+        ("rms_norm", {"eps": -1e-6}, ValueError, "eps is -1e-06"),
+        ("rms_norm", {"eps": "1"}, TypeError, "eps must be a float, got str"),
+        ("layer_norm", {"bias": torch.zeros(8, 1)}, ValueError, r"bias.*\(8, 1\)"),
+        ("layer_norm", {"epsilon": 1.0}, TypeError, "epsilon"),
+    ],
+)
+def test_refusals_name_the_argument_and_its_value(kind, options, error, text):
+    with pytest.raises(error, match=text):
+        getattr(jitfmha, kind)(**{"x": X, **options})
