@@ -17,7 +17,6 @@ import importlib
 import importlib.util
 import io
 import json
-import struct
 import sys
 import tempfile
 import types
@@ -49,9 +48,9 @@ class Compiled(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A file, and what its launch shows: a finding of ``kind`` that ``says`` so, or wrong sums.
+    """A file, and what its launch shows: a finding of ``kind`` that ``says`` so, or a wrong output.
 
-    ``sum_of_rows`` is what each element of the output c is, where it is right. A race between
+    ``output`` has the numbers ``right`` over and over, where it is right. A race between
     workgroups is looked for in so many random orders, ``orders``, with two workers.
     """
 
@@ -60,13 +59,47 @@ class Found(NamedTuple):
     sha256: str
     kind: str = ""
     says: str = ""
-    sum_of_rows: float | None = None
+    output: str = ""
+    right: tuple[float, ...] = ()
     orders: int = 0
     compiled: Compiled | None = None
 
 
 _POINTERS = dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), "*fp16")
 _NUMBERS = dict.fromkeys(("M", "N", "K"), "i32")
+_GEMM = Compiled(
+    "matmul_kernel",
+    "3.9.0",
+    {
+        "a_ptr": "*fp8e4b8",
+        "b_ptr": "*fp8e4b8",
+        "c_ptr": "*fp32",
+        **_NUMBERS,
+        **dict.fromkeys(("stride_am", "stride_bn", "stride_cm"), "i32"),
+        "a_scale_ptr": "*fp32",
+        "b_scale_ptr": "*fp32",
+    },
+    {
+        "stride_ak": 1,
+        "stride_bk": 1,
+        "stride_cn": 1,
+        "BLOCK_SIZE_M": 256,
+        "BLOCK_SIZE_N": 256,
+        "BLOCK_SIZE_K": 64,
+        "EVEN_K": True,
+        "GROUP_SIZE_M": 8,
+        "APPLY_SCALE": True,
+        "ACTIVATION": "",
+    },
+    {
+        "num_warps": 8,
+        "num_stages": 2,
+        "waves_per_eu": 2,
+        "kpack": 2,
+        "matrix_instr_nonkdim": 16,
+    },
+    is_divisible=True,
+)
 FOUND = {
     "aiter_dq_convert": Found(
         _AITER,
@@ -224,46 +257,84 @@ FOUND = {
         _TRITON,
         "python/perf-kernels/gemm.py",
         "7e8a975531cb2912d0fea17881d6f07ac3e68f1a356691c3c47cff9158e709c0",
-        sum_of_rows=192.0,
+        output="c",
+        right=(192.0,),
+        compiled=_GEMM,
+    ),
+    "triton_ping_pong": Found(
+        _TRITON,
+        "python/perf-kernels/gemm.py",
+        "7e8a975531cb2912d0fea17881d6f07ac3e68f1a356691c3c47cff9158e709c0",
+        "lds-race",
+        compiled=_GEMM._replace(version="3.5.0", options={**_GEMM.options, "kpack": 1}),
+    ),
+    "triton_alibi_backward": Found(
+        _TRITON,
+        "python/perf-kernels/flash-attention.py",
+        "4caef189b3b03823dac7ad1b269b4fbd210cbe64c49bd3806e566cda4086d413",
+        output="dq",
+        right=(0.693359375,),  # ln 2 in float16
         compiled=Compiled(
-            "matmul_kernel",
-            "3.9.0",
+            "_attn_bwd",
+            "3.5.0",
             {
-                "a_ptr": "*fp8e4b8",
-                "b_ptr": "*fp8e4b8",
-                "c_ptr": "*fp32",
-                **_NUMBERS,
-                **dict.fromkeys(("stride_am", "stride_bn", "stride_cm"), "i32"),
-                "a_scale_ptr": "*fp32",
-                "b_scale_ptr": "*fp32",
+                **dict.fromkeys(("Q", "K", "V"), "*fp16"),
+                "sm_scale": "fp32",
+                "alibi_slopes": "*fp32",
+                **dict.fromkeys(("DO", "DQ", "DK", "DV"), "*fp16"),
+                **dict.fromkeys(("M", "D"), "*fp32"),
+                **dict.fromkeys(("stride_z", "stride_h", "stride_tok", "H", "N_CTX"), "i32"),
             },
             {
-                "stride_ak": 1,
-                "stride_bk": 1,
-                "stride_cn": 1,
-                "BLOCK_SIZE_M": 256,
-                "BLOCK_SIZE_N": 256,
-                "BLOCK_SIZE_K": 64,
-                "EVEN_K": True,
-                "GROUP_SIZE_M": 8,
-                "APPLY_SCALE": True,
-                "ACTIVATION": "",
+                "stride_d": 1,
+                "BLOCK_DMODEL": 64,
+                **dict.fromkeys(("BLOCK_M1", "BLOCK_N2"), 32),
+                **dict.fromkeys(("BLOCK_N1", "BLOCK_M2"), 64),
+                "BLK_SLICE_FACTOR": 2,
+                "USE_ALIBI": True,
+            },
+            {"num_warps": 4, "num_stages": 2},
+        ),
+    ),
+    "triton_int4_decode": Found(
+        _TRITON,
+        "python/perf-kernels/06-attention-decode.py",
+        "18e9059016b1dc5195086ee7025de0960bc5e78458b99d9052b82b512c59eaa8",
+        output="out",
+        right=(0.0, 0.0, 768.0, 192.0, 0.0, 0.0, 0.0, 0.0),
+        compiled=Compiled(
+            "_fwd_kernel_splitK",
+            "3.5.0",
+            {
+                "Q": "*fp16",
+                **dict.fromkeys(("K", "V"), "*i32"),
+                "sm_scale": "fp32",
+                **dict.fromkeys(("Out_splitK", "Metadata"), "*fp32"),
+                **dict.fromkeys((f"stride_q{of}" for of in "zmgh"), "i32"),
+                **dict.fromkeys((f"stride_k{of}" for of in "zngh"), "i32"),
+                **dict.fromkeys((f"stride_v{of}" for of in "zngh"), "i32"),
+                **dict.fromkeys(("stride_osk_zhg", "stride_osk_s", "stride_osk_m"), "i32"),
+                **dict.fromkeys(("stride_mzhg", "stride_m2", "stride_ms"), "i32"),
+                **dict.fromkeys(("Z", "N_CTX_Q", "N_CTX_K", "BLOCK_N_PER_SPLIT"), "i32"),
             },
             {
-                "num_warps": 8,
-                "num_stages": 2,
-                "waves_per_eu": 2,
-                "kpack": 2,
-                "matrix_instr_nonkdim": 16,
+                "Seq_len": None,
+                **dict.fromkeys(("stride_qk", "stride_kk", "stride_vk", "stride_osk_k"), 1),
+                **dict.fromkeys(("stride_mm", "H", "G", "N_GROUPS"), 1),
+                "BLOCK_M": 16,
+                **dict.fromkeys(("BLOCK_DMODEL", "BLOCK_N"), 64),
+                **dict.fromkeys(("BOUNDS_CHECKS_N", "USE_SEQ_LEN"), False),
+                "PACKED_PER_VAL": 8,
             },
-            is_divisible=True,
+            {"num_warps": 1, "num_stages": 1},
         ),
     ),
     "triton_stream_k": Found(
         _TRITON,
         "python/perf-kernels/streamk/streamk_kernel.py",
         "a4cda04f15e573cba521cd12c445866fca308d0432968b3c07a73dc38a515eb3",
-        sum_of_rows=128.0,
+        output="c",
+        right=(128.0,),
         orders=100,
         compiled=Compiled(
             "streamk_gemm",
@@ -303,6 +374,10 @@ def _code_object(path: Path, compiled: Compiled) -> bytes:
     triton, compiler = map(importlib.import_module, ("triton", "triton.compiler"))
     if triton.__version__ != compiled.version:
         raise ValueError(f"seen with Triton {compiled.version}; {triton.__version__} is installed")
+    target = importlib.import_module("triton.backends.compiler").GPUTarget("hip", "gfx942", 64)
+    # Some scripts ask for it where they are imported.
+    driver = types.SimpleNamespace(get_current_target=lambda: target)
+    triton.runtime.driver.set_active(driver)
     for name, content in compiled.imports.items():
         sys.modules[name] = types.ModuleType(name)
         vars(sys.modules[name]).update(content)
@@ -323,7 +398,6 @@ def _code_object(path: Path, compiled: Compiled) -> bytes:
         if compiled.is_divisible and kinds[name] != "constexpr"
     }
     source = compiler.ASTSource(kernel, signature, dict(compiled.constants), divisible)
-    target = importlib.import_module("triton.backends.compiler").GPUTarget("hip", "gfx942", 64)
     built = triton.compile(source, target=target, options=dict(compiled.options))
     return bytes(built.asm["hsaco"])
 
@@ -342,16 +416,21 @@ def reproduce(name: str, path: Path) -> list[str]:
             code_object = _code_object(path, found.compiled)
             path = Path(folder) / f"{name}.co"
             path.write_bytes(code_object)
-        command = ["run-kernel", str(path), "--args", str(_HERE / f"{name}.json"), "--json"]
+        command = ["run-kernel", str(path), "--args", str(_launch(name)), "--json"]
         command += ["--out", folder]
         orders = [["--random-order", str(n), "--threads", "2"] for n in range(found.orders)]
         for order in orders or [[]]:
-            if seen := _seen(found, [*command, *order], Path(folder)):
+            if seen := _seen(name, [*command, *order], Path(folder)):
                 return [f"{each} ({' '.join(order)})" if order else each for each in seen]
     return []
 
 
-def _seen(found: Found, command: list[str], folder: Path) -> list[str]:
+def _launch(name: str) -> Path:
+    return _HERE / f"{name}.json"
+
+
+def _seen(name: str, command: list[str], folder: Path) -> list[str]:
+    found = FOUND[name]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         run_command(command)
     seen = [
@@ -359,10 +438,15 @@ def _seen(found: Found, command: list[str], folder: Path) -> list[str]:
         for each in json.loads(printed.getvalue())["findings"]
         if each["kind"] == found.kind and found.says in each["message"]
     ]
-    if found.sum_of_rows is not None:
-        c = {value for (value,) in struct.iter_unpack("<f", (folder / "c.bin").read_bytes())}
-        if c != {found.sum_of_rows}:
-            seen.append(f"c is {sorted(c)} where {found.sum_of_rows} is right")
+    if found.output:
+        launch = json.loads(_launch(name).read_text(encoding="utf-8"))
+        dtype = getattr(torch, launch["tensors"][found.output]["dtype"])
+        raw = bytearray((folder / f"{found.output}.bin").read_bytes())
+        groups = torch.frombuffer(raw, dtype=dtype).double().view(-1, len(found.right))
+        wrong = groups[(groups != torch.tensor(found.right, dtype=dtype)).any(-1)]
+        if len(wrong):
+            is_right = f"where {list(found.right)} is right ({len(wrong)} times)"
+            seen.append(f"{found.output} has {wrong[0].tolist()} {is_right}")
     return seen
 
 
