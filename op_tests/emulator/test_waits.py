@@ -42,12 +42,21 @@ def _kernel(work: Mapping[int, int], store: str, look: str, wanted: int) -> str:
     return kernel_text("waits", "\n".join(lines), vgprs=16)
 
 
+# Of a wave that would wait for ever: minutes, so that a busy machine does not get there.
+_BUDGET = 200_000_000
+
+
 def _profile(
-    profiler: Emulator, arch: str, text: str, workgroups: int, **options: int
+    profiler: Emulator,
+    arch: str,
+    text: str,
+    workgroups: int,
+    flag: np.ndarray | None = None,
+    **options: int,
 ) -> LaunchProfile:
-    flag = np.zeros(64, np.uint32)
+    flag = np.zeros(64, np.uint32) if flag is None else flag
     with profiler.keep_options():
-        profiler.set_options(**options)
+        profiler.set_options(**{"instruction_budget": _BUDGET, **options})
         take_profiles(profiler.library)
         launch_code(profiler, arch, assembled(arch, text), "waits", workgroups, 64, flag)
         (profile,) = take_profiles(profiler.library)
@@ -145,6 +154,29 @@ def test_of_a_count_that_goes_on_the_first_one_that_is_enough_is_waited_for(
         most = (20 + 2 * wanted) * rates["issue"] + 2 * rates["branch"]
         most += rates["l1_line"] + rates["global_line"] + rates["atomic_line"]
         assert least < rest <= least + most
+
+
+def test_a_kernel_computes_the_same_whatever_is_tried_for_its_waits(profiler, arch, seed):
+    """The one that waits finds the last count, and would have gone on after an earlier one."""
+    counts = 12
+    wanted = random.Random(seed).randrange(1, counts)
+    wait = f"""
+        s_mov_b32 s7, 0
+        .Lwait:
+        {_LOAD}
+        s_waitcnt vmcnt(0)
+        v_readfirstlane_b32 s6, v4
+        s_cmp_lt_u32 s6, {wanted}
+        s_cbranch_scc1 .Lwait
+        s_add_u32 s7, s7, 1
+        v_mov_b32 v5, s6
+        v_mov_b32 v6, s7
+        global_store_dwordx3 v1, v[4:6], s[4:5] offset:4
+    """
+    flag = np.zeros(64, np.uint32)
+    _profile(profiler, arch, _counting("store", 0, 1, counts, wait, 0), 2, flag, threads=1)
+    # As polled, as read from there, and how often the instruction behind the loop ran.
+    assert flag[:4].tolist() == [counts, counts, counts, 1]
 
 
 @pytest.mark.parametrize("place", [0, 1])
