@@ -171,6 +171,14 @@ struct OutputRow {
   __device__ void store_eight(int first, u32x4 values) const {
     if (first < kColumns) *(Global<u32x4>)(to + first * OutElement::kBytes) = values;
   }
+  // Those of a lane alone.
+  __device__ void store_eight(int first, f32x4 low, f32x4 high) const {
+    low *= factor;
+    high *= factor;
+    const u32x2 begin = rounded_to<OutElement>(low.x, low.y, low.z, low.w);
+    const u32x2 end = rounded_to<OutElement>(high.x, high.y, high.z, high.w);
+    store_eight(first, u32x4{begin.x, begin.y, end.x, end.y});
+  }
 
   // The first kLanes lanes of a wave have rows of their own.
   template <int kLanes>

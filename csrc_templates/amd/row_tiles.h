@@ -51,6 +51,18 @@ struct Pages {
   }
 };
 
+// Of each sixteen lanes, those that are eight apart exchange numbers: the last ones have in `first`
+// what the first ones had in `second`, and these in `second` what the last ones had in `first`.
+__device__ inline void exchange_eight_apart(u32x4& first, u32x4& second) {
+  constexpr int kRotateBy8 = 0x128, kRows = 0xf, kFirstLanes = 0x3, kLastLanes = 0xc;
+#pragma unroll
+  for (int d = 0; d < 4; ++d) {
+    const unsigned a = first[d], b = second[d];
+    first[d] = __builtin_amdgcn_update_dpp(a, b, kRotateBy8, kRows, kLastLanes, false);
+    second[d] = __builtin_amdgcn_update_dpp(b, a, kRotateBy8, kRows, kFirstLanes, false);
+  }
+}
+
 // The number that lane `lane` has. All lanes take part.
 __device__ inline unsigned long from_lane(unsigned long x, int lane) {
   const u32x2 halves = bits_as<u32x2>(x);

@@ -80,7 +80,7 @@ def decode_call(drawn: random.Random) -> CompiledCall:
         lengths=tuple(lengths) if call.is_group else tuple(lengths[:1]) * 2,
         bf16_cvt=call.bf16_cvt if dtype == "bf16" and call.dtype == "bf16" else "rtne",
         scales=drawn.choice(("", *SCALES)) if has_8_bits else "",
-        num_splits=drawn.choice((0, 1, 2, 3, 9, 40)),
+        num_splits=drawn.choice((0, 1, 2, 3, 7, 9, 14, 40)),
         random_order=drawn.randrange(1 << 32),
     )
 
@@ -152,14 +152,16 @@ def test_hidden_values_and_later_maxima(rng, arch, heads, hdim):
         assert lse[..., 0].eq(-torch.inf).all()
 
 
-@pytest.mark.sample("arch", ARCHS, 1)
-@pytest.mark.parametrize("num_splits", [2, 22, 40, 70])
-def test_splits_that_waves_combine(rng, arch, num_splits):
-    """Waves with no split, with some that come at once, or with more; scores grow far below 0.
+@pytest.mark.sample(
+    ("arch", "heads", "hdim"), [(arch, *kind) for arch in ARCHS for kind in _OF_COMBINING], 1
+)
+@pytest.mark.parametrize("num_splits", [2, 7, 12, 16, 22, 40, 70])
+def test_splits_that_waves_combine(rng, arch, heads, hdim, num_splits):
+    """Splits that a wave combines alone, or waves together; scores grow far below 0.
 
-    How many come at once depends on how much of the output a wave has.
+    Together, waves have none, or some that come at once, or more. How many come at once depends on
+    how much of the output a wave has.
     """
-    heads, hdim = random.Random(rng.initial_seed()).choice(_OF_COMBINING)
     q = torch.randn(1, 1, heads, hdim, generator=rng).bfloat16()
     v = torch.randn(1, 32 * num_splits, 1, hdim, generator=rng).bfloat16()
     growth = torch.linspace(-64, -32, v.shape[1]).view(1, -1, 1, 1)

@@ -240,6 +240,19 @@ def test_8_bit_keys_are_split_where_units_draw_little(
     assert actual == num_splits
 
 
+@pytest.mark.parametrize(("hdim", "seqlen_k", "num_splits"), [(128, 4096, 1), (64, 8192, 2)])
+def test_wide_rows_are_not_split_where_a_quarter_of_the_units_is_enough(
+    runtime, hdim, seqlen_k, num_splits
+):
+    """Of 64 sequences and key heads, on a chip of 256 units whose HBM is the quickest."""
+    q, k = torch.zeros(2, 1, hdim).bfloat16()
+    q, k = q.expand(8, 1, 32, hdim), k.expand(8, seqlen_k, 8, hdim)
+    with runtime.stands_for(runtime.target("MI355X")):
+        fmha_fwd(q, k, k)
+    (actual,) = runtime.launches()[0].fields(COMPILED_ARGUMENTS, "attention.num_splits.divisor")
+    assert actual == num_splits
+
+
 @pytest.mark.parametrize("batch", [1, 3, 40])
 def test_what_decode_allocates_is_bounded_by_the_chip(runtime, batch):
     """However long sequences become: three rounds of workgroups leave results at most."""

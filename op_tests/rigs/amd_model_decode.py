@@ -93,7 +93,7 @@ class DecodeCall:
         return sum(estimate_of(each).seconds for each in self.profiles(progress))
 
     def _tensors(self) -> tuple[Tensor, ...]:
-        """Queries, keys and values; what keys are changes no cost, and nobody writes them."""
+        """Queries, and keys and values of zeros: what these are changes no cost."""
         heads_q, heads_k = self.heads
         kv_dtype = torch_dtype(self.kv_dtype, self.chip)
         dtype = torch.bfloat16 if kv_dtype == torch.int8 else kv_dtype

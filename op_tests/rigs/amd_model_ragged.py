@@ -70,7 +70,7 @@ class RaggedCall:
         q = aligned(dtype, rows_q, heads_q, self.hdim)
         q.copy_(torch.randn(q.shape, generator=torch.Generator().manual_seed(20260101)))
         # What keys are changes no cost.
-        k, v = (aligned(dtype, rows_k, heads_k, self.hdim).zero_() for _ in range(2))
+        k, v = (aligned(dtype, rows_k, heads_k, self.hdim) for _ in range(2))
         with emulate(self.chip, profile=True, sample=_EVERY) as run:
             take_only("own")
             fmha_fwd(

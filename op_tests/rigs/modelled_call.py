@@ -190,9 +190,9 @@ def torch_dtype(name: str, device: str) -> torch.dtype:
 
 
 def aligned(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Uninitialised memory, aligned as a GPU's allocator does it."""
+    """Zeros, aligned as a GPU's allocator does it; no memory is touched for them."""
     spare = _ALIGNMENT // dtype.itemsize
     count = torch.Size(shape).numel()
-    flat = torch.empty(count + spare, dtype=dtype)
+    flat = torch.zeros(count + spare, dtype=dtype)
     begin = -flat.data_ptr() % _ALIGNMENT // dtype.itemsize
     return flat[begin : begin + count].view(shape)

@@ -16,12 +16,15 @@ from .decode import DECODE_WAVES
 from .tile_table import WAVE
 
 # What a compute unit draws from HBM at most while others are idle, in bytes a second, by the cost
-# model: 57e9 to 106e9 on gfx942 and 84e9 to 109e9 on gfx950; what leaves some to spare is counted.
+# model: mostly 57e9 to 108e9 on gfx942 and 74e9 to 143e9 on gfx950; what leaves some to spare is
+# counted. Of wide rows that are in no pages it is 69e9 and 106e9 at least, and where so many units
+# are enough no keys are split.
 # Of 8-bit numbers, which become others, less: from 32e9 and 50e9 on. Of integers in wide pages from
 # 40e9 on and 57e9, of fp8 beside fp16 28e9 and 46e9; of narrow integers 33e9 and 48e9, or in wide
 # pages 28e9 and 40e9. Least where there is as much to do for few bytes, or each key is looked up:
 # 21e9 to 28e9, and 29e9 to 38e9.
 _MOST_OF_UNIT = 65e9
+_MOST_OF_WIDE_ROWS: dict[Arch, float] = {"gfx942": 65e9, "gfx950": 100e9}
 _MOST_OF_8_BIT_UNIT: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 60e9}
 _MOST_OF_INTEGERS_IN_PAGES: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 57e9}
 _MOST_OF_NARROW_INTEGERS: dict[Arch, float] = {"gfx942": 33e9, "gfx950": 48e9}
@@ -29,7 +32,7 @@ _MOST_OF_SLOW_UNIT: dict[Arch, float] = {"gfx942": 20e9, "gfx950": 30e9}
 # Of workgroups of eight waves, which do more for it.
 _MOST_OF_EIGHT_WAVES: dict[Arch, float] = {"gfx942": 36e9, "gfx950": 56e9}
 _FOUR_WAVES = 4 * WAVE  # threads
-_NARROW_HDIM = 64
+_NARROW_HDIM, _WIDE_HDIM = 64, 128
 # Fewer key tiles for a split would leave each wave of a workgroup less than two.
 _LEAST_STREAMED_TILES = 8
 # The splits that waves of the decode kernels combine at once, of narrow rows (kMostAtOnce in
@@ -72,7 +75,12 @@ class SplitChoice:
         number_bytes = element_bytes(problem).kv
         self._tile_bytes = row.ts_kv * hdims * number_bytes
         # Fewer workgroups than these leave HBM idle.
-        self._enough = self._streamed / _most_of_unit(problem, target.arch, row)
+        most = _most_of_unit(problem, target.arch, row)
+        self._enough = self._streamed / most
+        is_wide = min(problem.hdim_q, problem.hdim_v) >= _WIDE_HDIM and not problem.is_paged
+        if is_wide and number_bytes > 1:
+            most = _MOST_OF_WIDE_ROWS[target.arch]
+        self._enough_unsplit = self._streamed / most
         # Asked in every call of gm1, mostly for the lengths of the call before.
         self.splits = lru_cache(maxsize=64)(self._splits)
         self._streamed_splits = lru_cache(maxsize=64)(self._choose_streamed)
@@ -118,7 +126,8 @@ class SplitChoice:
         def seconds(num_splits: int) -> float:
             count = workgroups * num_splits
             rounds, rest = divmod(count, split.slots)
-            busy = rounds * split.slots + (max(rest, enough) if rest else 0)
+            least = enough if num_splits > 1 else self._enough_unsplit * row_tiles
+            busy = rounds * split.slots + (max(rest, least) if rest else 0)
             streamed = bytes_of_all / self._streamed * busy / count
             return streamed + self.combine_seconds(seqlen_q, num_splits)
 

@@ -9,7 +9,7 @@ from .key_split import LAUNCH_GAP_SECONDS, KeySplit
 # Of `combine`, by the cost model, beside what its reads and writes take: with few splits, and for
 # each of them. The policy that chooses how many there are counts more.
 _SECONDS, _SECONDS_OF_SPLIT = 2.2e-6, 0.06e-6
-# Those of kernels that load many at once, and what each time more takes: 1.4e-6 to 1.7e-6 with up
+# Those of kernels that load many at once, and what each time more takes: 1.3e-6 to 1.5e-6 with up
 # to 16 splits, 2.0e-6 to 2.4e-6 with 64 at once, and 3.0e-6 to 3.6e-6 with 66 to 128.
 _SECONDS_OF_MANY, _SECONDS_OF_ROUND = 0.01e-6, 0.8e-6
 
