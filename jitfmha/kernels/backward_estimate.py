@@ -116,6 +116,9 @@ def _seconds(
     total = workgroups * sum(counts) / len(counts) * cycles.rows * products
     # What a workgroup has for itself it loads before, and its sums of that it stores behind.
     widths = problem.batch * _ELEMENT_BYTES * sum(hdims)
-    seeing = sum(map(bool, counts)) / len(counts)
-    moved = Moved(2 * widths * of_own * own * seeing, widths * of_other * other)
+    # Rows of a query are loaded even where it sees nothing; of the others those that anyone sees.
+    seeing = 1.0 if part == "dq" else sum(map(bool, counts)) / len(counts)
+    seen = [span for span, count in zip(spans, counts, strict=True) if count]
+    others = max(end for _, end in seen) - min(begin for begin, _ in seen) if seen else 0
+    moved = Moved(2 * widths * of_own * own * seeing, widths * of_other * others)
     return machine.overlapped(machine.seconds_of(launch, total), moved, shared)
