@@ -211,16 +211,19 @@ def build_shim(folder: Path, library: Path) -> Path:
     )
 
 
+def build_program(name: str, exported: Path, library: Path) -> Path:
+    """A benchmark beside the shared library that it uses."""
+    path = library.with_name(name)
+    flags = (f"-I{exported / 'include'}", exported / "benchmarks" / f"{name}.cpp", library)
+    return path if path.exists() else compile_cpp(path, *flags, f"-Wl,-rpath,{library.parent}")
+
+
 class Program:
     """A benchmark on the emulator, which its linker finds as the HIP runtime."""
 
-    def __init__(self, name: str, exported: Path, library: Path, runtime: str) -> None:
-        flags = (f"-I{exported / 'include'}", exported / "benchmarks" / f"{name}.cpp", library)
-        rpath = f"-Wl,-rpath,{library.parent}"
-        self._path = library.with_name(name)
-        if not self._path.exists():
-            compile_cpp(self._path, *flags, rpath)
-        alias = library.with_name("libamdhip64.so")
+    def __init__(self, path: Path, runtime: str) -> None:
+        self._path = path
+        alias = path.with_name("libamdhip64.so")
         if not alias.exists():
             alias.symlink_to(runtime)
 

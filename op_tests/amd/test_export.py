@@ -24,6 +24,7 @@ from exported_calls import (
     ForwardArguments,
     Program,
     Strides,
+    build_program,
     build_shared,
     build_shim,
     compile_cpp,
@@ -620,9 +621,10 @@ OF_GROUPS = {
 def test_forward_program(
     chip, flags, options, kernel, exported, shared_library, emulator_path, tmp_path, seed
 ):
-    built = Program("bench_mha_fwd", exported, shared_library, emulator_path)
+    built = Program(build_program("bench_mha_fwd", exported, shared_library), emulator_path)
     said = built.run(
         *("-init=nf", *flags.split(), "-lse=1", "-kname=1", "-warmup=0", "-repeat=1"),
+        "-num_splits=0",
         *(f"-device={DEVICES[chip]}", f"-seed={seed}", f"-save={tmp_path}"),
     )
     for word in ("valid: y", "emulated in", kernel):
@@ -650,7 +652,7 @@ def test_forward_program(
 
 
 def test_flags_of_programs(exported, shared_library, emulator_path):
-    built = Program("bench_mha_fwd", exported, shared_library, emulator_path)
+    built = Program(build_program("bench_mha_fwd", exported, shared_library), emulator_path)
     for said, *options in (
         ("-prec=fp4 is not served", "-prec=fp4"),
         ("-nonsense=1 is no option", "-nonsense=1"),
@@ -660,13 +662,13 @@ def test_flags_of_programs(exported, shared_library, emulator_path):
     ):
         assert said in built.run(*options, code=2)
     assert "no kernel for fp16, hdim 80x80" in built.run("-d=80", "-s=3", code=1)
-    backward = Program("bench_mha_bwd", exported, shared_library, emulator_path)
+    backward = Program(build_program("bench_mha_bwd", exported, shared_library), emulator_path)
     assert "-prec=fp8 is not served" in backward.run("-prec=fp8", code=2)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_backward_program(deterministic, exported, shared_library, emulator_path, tmp_path, seed):
-    built = Program("bench_mha_bwd", exported, shared_library, emulator_path)
+    built = Program(build_program("bench_mha_bwd", exported, shared_library), emulator_path)
     drawn = random.Random(seed)
     hdim, hdim_v = drawn.choice(ready_hdims("gfx942"))
     rows = drawn.choice((1, 33))

@@ -3,9 +3,10 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
-from exported_calls import Program, build_shared, write_library
+from exported_calls import Program, write_library
 from subprocesses import run_program
 
 from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
@@ -73,14 +74,24 @@ bwd -prec=fp32 -b=1 -h=2 -h_k=1 -d=72 -s=40 -s_k=50 -mask=g:9,30 -deterministic=
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Program]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What build_mha.sh makes of a library with both directions."""
     for variable in (HSA_DIR, AITER_ASM_DIR):
         if variable in os.environ:
             pytest.skip(f"{variable} is set, and exports have the kernels of this package")
-    folder = tmp_path_factory.mktemp("export") / "programs"
-    write_library(folder, READY, EXPORTED)
-    library, runtime = build_shared(folder), load("plain")._name
-    return {way: Program(f"bench_mha_{way}", folder, library, runtime) for way in ("fwd", "bwd")}
+    folder = tmp_path_factory.mktemp("built")
+    write_library(folder / "mha", READY, EXPORTED)
+    build_mha(folder)
+    return folder
+
+
+def build_mha(folder: Path, *ways: str) -> None:
+    run_program(*("bash", "mha/build_mha.sh", *ways), cwd=folder, CXXFLAGS="-O0 -Werror -Wall")
+
+
+@pytest.fixture(scope="module")
+def programs(built: Path) -> dict[str, Program]:
+    return {way: Program(built / f"{way}.exe", load("plain")._name) for way in ("fwd", "bwd")}
 
 
 @pytest.mark.parametrize("line", [*LINES.splitlines(), *MORE_LINES.splitlines()])
@@ -94,42 +105,52 @@ def test_lines(line, programs, seed, monkeypatch):
     assert "emulated in" in said
 
 
-@pytest.mark.parametrize(
-    ("ways", "built"),
-    [
-        ((), ("fwd", "bwd")),
-        (("fwd",), ("fwd",)),
-        (("bwd",), ("bwd",)),
-        (("fwd_v3",), ("fwd",)),
-        (("bwd_v3",), ("bwd",)),
-    ],
-)
-def test_build_mha(ways, built, tmp_path):
-    """Of each kind a library has, or is built without, there is one kernel."""
-    fp16 = Selection(("gfx942",), dtypes=("fp16",), hdims=((64, 64),), modes=("gm0",), masks=NONE)
-    compiled = fp16._replace(hdims=((24, 24),))
-    write_library(tmp_path / "mha", fp16, [compiled])
-    (tmp_path / "libamdhip64.so").symlink_to(load("plain")._name)
-    run_program(*("bash", "mha/build_mha.sh", *ways), cwd=tmp_path, CXXFLAGS="-O0 -Werror -Wall")
-    names = {f"libmha_{way}.so" for way in built} | {f"{way}.exe" for way in built}
-    names |= {f"benchmark_mha_{way}" for way in built} | {"mha", "libamdhip64.so"}
-    assert {x.name for x in tmp_path.iterdir()} == names
-    here = {"LD_LIBRARY_PATH": str(tmp_path), "cwd": tmp_path}
-    few = ("-prec=fp16", "-b=1", "-h=1", "-s=5", "-repeat=0")
-    for way in built:
-        assert "valid: y" in run_program(f"./{way}.exe", *few, "-d=64", **here).stdout
-        is_ready_alone = "v3" in "".join(ways)
-        found = run_program(f"./{way}.exe", *few, "-d=24", code=int(is_ready_alone), **here)
-        assert ("no kernel for fp16" in found.stderr) == (is_ready_alone and way == "fwd")
-        listed = run_program("nm", "-C", tmp_path / f"libmha_{way}.so").stdout
+def check_built(folder: Path, *ways: str) -> None:
+    """Each library has the kernels of its direction alone."""
+    names = {f"libmha_{way}.so" for way in ways} | {f"{way}.exe" for way in ways}
+    names |= {f"benchmark_mha_{way}" for way in ways} | {"mha"}
+    assert {x.name for x in folder.iterdir()} - {"libamdhip64.so"} == names
+    for way in ways:
+        listed = run_program("nm", "-C", folder / f"libmha_{way}.so").stdout
         other = "bwd" if way == "fwd" else "fwd"
         assert f"gfx942_fmha_{way}_" in listed
         assert f"gfx942_fmha_{other}_" not in listed
-        assert ("_compiled_hd24x24" in listed) != is_ready_alone
 
 
-def test_build_mha_knows_its_ways(tmp_path):
-    write_library(tmp_path / "mha", READY)
+def test_build_mha(built):
+    check_built(built, "fwd", "bwd")
+
+
+@pytest.mark.sample("way", ["fwd", "bwd"], 1)
+def test_build_mha_without_compiled_kernels(way, tmp_path):
+    """Of each kind that a library has, or is built without, there is one kernel."""
+    fp16 = Selection(("gfx942",), dtypes=("fp16",), hdims=((64, 64),), modes=("gm0",), masks=NONE)
+    write_library(tmp_path / "mha", fp16, [fp16._replace(hdims=((24, 24),))])
+    build_mha(tmp_path, f"{way}_v3")
+    check_built(tmp_path, way)
+    program = Program(tmp_path / f"{way}.exe", load("plain")._name)
+    few = ("-prec=fp16", "-b=1", "-h=1", "-s=5", "-repeat=0")
+    assert "valid: y" in program.run(*few, "-d=64")
+    assert "kernel for fp16, hdim 24x24" in program.run(*few, "-d=24", code=1)
+    assert "_compiled_hd" not in run_program("nm", tmp_path / f"libmha_{way}.so").stdout
+
+
+def test_ways_of_build_mha(tmp_path):
+    """What they have a compiler do, by one that does nothing but say it."""
+    write_library(tmp_path / "mha", READY._replace(hdims=((64, 64),)))
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\necho "$*"; for output; do :; done; touch "$output"\n')
+    compiler.chmod(0o700)
+
+    def commands(*ways: str) -> str:
+        command = "bash", "mha/build_mha.sh", *ways
+        return run_program(*command, cwd=tmp_path, CXX=str(compiler)).stdout
+
+    both = commands("fwd"), commands("bwd")
+    assert commands() == "".join(both)
+    for way, all_kernels in zip(("fwd", "bwd"), both, strict=True):
+        assert commands(f"{way}_v3").replace(" -DJITFMHA_WITHOUT_COMPILED", "", 1) == all_kernels
+        assert f"libmha_{way}.so" in all_kernels
     said = run_program("bash", "mha/build_mha.sh", "all", code=2, cwd=tmp_path).stderr
     assert "takes fwd, bwd, fwd_v3, bwd_v3 or nothing, not all" in said
 
@@ -156,6 +177,14 @@ def test_what_a_ready_kernel_serves(programs):
     assert "serves it: y (fmha_fwd_hd128_bf16_rtna" in programs["fwd"].run(*line.split(), "-d=128")
     assert "serves it: n" in programs["fwd"].run(*line.split(), "-d=32", "-mask=2", "-bias=a")
     assert "serves it: y" in programs["bwd"].run(*line.split(), "-v3_api_check=1")
+
+
+@pytest.mark.parametrize(("options", "is_split"), [((), False), (("-num_splits=0",), True)])
+def test_splits_of_ready_kernels(options, is_split, programs):
+    few = ("-prec=bf16", "-b=1", "-h=1", "-s=2", "-s_k=2000", "-d=64", "-repeat=0")
+    said = programs["fwd"].run(*few, *options)
+    assert "valid: y" in said
+    assert (", splits 1," not in said) == is_split
 
 
 def test_what_is_refused(programs):

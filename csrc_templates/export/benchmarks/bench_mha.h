@@ -70,7 +70,8 @@ inline const std::vector<Option>& common_options() {
       {"timer", "gpu", "gpu, cpu: no meaning here: the time is that of the host for all launches"},
       {"kname", "0", "1: print the kernel's name"},
       {"v3_bf16_cvt", "1",
-       "float32 becomes bf16 by 0: RTNE, 1: RTNA, 2: RTZ, where there is such a kernel, else RTNE"},
+       "float32 becomes bf16 by 0, as by nothing: RTNE, 1: RTNA, 2: RTZ, where there is such a "
+       "kernel, else RTNE"},
       {"is_v3_check", "0", "1: launch nothing, say whether a kernel that comes ready serves it"},
       {"warmup", "10", "launches before those that are timed, or what CK_WARMUP says"},
       {"repeat", "10", "launches that are timed, or what CK_REPEAT says; 0: none"},
@@ -481,7 +482,7 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
   args.mode = static_cast<jitfmha::Mode>(options.flag("mode"));
   set_mask(options, args);
   args.bf16_cvt =
-      static_cast<jitfmha::Bf16Cvt>(options.choice("v3_bf16_cvt", {{"0"}, {"1"}, {"2"}}));
+      static_cast<jitfmha::Bf16Cvt>(options.choice("v3_bf16_cvt", {{"0", ""}, {"1"}, {"2"}}));
   const auto either = [&](const char* name, std::int64_t otherwise) {
     const std::int64_t value = options.number(name);
     return value <= 0 ? otherwise : value;
@@ -572,18 +573,16 @@ inline std::size_t place(const jitfmha::Strides& strides, std::int64_t batch, st
   return static_cast<std::size_t>(batch * strides.batch + head * strides.head + row * strides.seq);
 }
 
-// A tensor on the host, as doubles that are read by batch, head, row and column.
+// A tensor on the host, which is read by batch, head, row and column.
 struct View {
-  const std::vector<Bits>& values;
+  const std::vector<double>& values;
   jitfmha::Strides strides;
-  jitfmha::DataType dtype;
   std::int64_t column_stride;
 
   double operator()(std::int64_t batch, std::int64_t head, std::int64_t row,
                     std::int64_t column) const {
-    const std::size_t at =
-        place(strides, batch, head, row) + static_cast<std::size_t>(column * column_stride);
-    return widened(values[at], dtype);
+    return values[place(strides, batch, head, row) +
+                  static_cast<std::size_t>(column * column_stride)];
   }
 };
 
@@ -616,18 +615,28 @@ inline std::vector<Bits> drawn(const Options& options, jitfmha::DataType dtype, 
   return values;
 }
 
+inline std::vector<double> widened(const std::vector<Bits>& values, jitfmha::DataType dtype) {
+  std::vector<double> wide;
+  for (const Bits each : values) wide.push_back(widened(each, dtype));
+  return wide;
+}
+
 // A tensor of random values, on the host and on the device. Batches lie one behind the other.
 struct Drawn {
   Drawn(const Options& options, const Problem& problem, const jitfmha::Strides& strides,
         std::int64_t count, std::mt19937& random, std::int64_t column_stride = 1)
-      : values(drawn(options, problem.args.dtype, count * strides.batch, random)),
-        view{values, strides, problem.args.dtype, column_stride},
-        memory(stored(values, problem.args.dtype)) {}
+      : dtype(problem.args.dtype),
+        bits(drawn(options, dtype, count * strides.batch, random)),
+        values(widened(bits, dtype)),
+        view{values, strides, column_stride},
+        memory(stored(bits, dtype)) {}
   void save_to(const Options& options, const char* name) const {
-    save(options, name, stored(values, view.dtype));
+    save(options, name, stored(bits, dtype));
   }
 
-  std::vector<Bits> values;
+  jitfmha::DataType dtype;
+  std::vector<Bits> bits;
+  std::vector<double> values;
   View view;
   hip::Memory memory;
 };
@@ -661,7 +670,7 @@ struct Inputs {
     args.cu_seqlens_q = cu_seqlens_q.get<std::int32_t>();
     args.cu_seqlens_k = cu_seqlens_k.get<std::int32_t>();
     args.cu_seqlens_k_padded = cu_rooms_k.get<std::int32_t>();
-    args.workspace = workspace.get();
+    args.workspace = workspace.bytes() ? workspace.get() : nullptr;
     args.workspace_bytes = workspace.bytes();
     put_scores_into(args);
   }
@@ -727,12 +736,6 @@ class Comparison {
   bool is_good_ = true, is_first_ = true;
 };
 
-inline std::vector<double> widened(const std::vector<Bits>& values, jitfmha::DataType dtype) {
-  std::vector<double> wide;
-  for (const Bits each : values) wide.push_back(widened(each, dtype));
-  return wide;
-}
-
 // The probabilities of one query, and its log-sum-exp.
 struct Row {
   std::vector<double> probabilities;
@@ -797,15 +800,15 @@ inline Forward forward_of(const Problem& problem, const Inputs& inputs,
     const Sequence& of = problem.sequences[static_cast<std::size_t>(n)];
     const Row row = row_of(problem, inputs, n, head, i);
     const std::size_t to = place(strides, batch, head, of.begin_q + i);
-    for (std::int64_t d = 0; d < args.hdim_v; ++d) {
-      double sum = 0;
-      for (std::int64_t j = 0; j < of.rows_k; ++j) {
-        const auto [place_v, row_v] = problem.key_at(n, j);
-        sum += row.probabilities[static_cast<std::size_t>(j)] * problem.kept(n, head, i, j) *
-               inputs.v.view(place_v, key_head, row_v, d);
-      }
-      forward.out[to + static_cast<std::size_t>(d)] =
-          sum * problem.descale(problem.descales.v, n, key_head);
+    const double descale = problem.descale(problem.descales.v, n, key_head);
+    for (std::int64_t j = 0; j < of.rows_k; ++j) {
+      const double p =
+          row.probabilities[static_cast<std::size_t>(j)] * problem.kept(n, head, i, j) * descale;
+      if (p == 0) continue;
+      const auto [place_v, row_v] = problem.key_at(n, j);
+      for (std::int64_t d = 0; d < args.hdim_v; ++d)
+        forward.out[to + static_cast<std::size_t>(d)] +=
+            p * inputs.v.view(place_v, key_head, row_v, d);
     }
     forward.lse[static_cast<std::size_t>((batch * args.heads_q + head) * args.seqlen_q +
                                          of.begin_q + i)] = row.lse;

@@ -39,6 +39,7 @@ Gradients gradients_of(const Problem& problem, const Inputs& inputs, const View&
     double delta = 0;
     for (std::int64_t j = 0; j < of.rows_k; ++j) {
       const auto at = static_cast<std::size_t>(j);
+      if (row.probabilities[at] == 0) continue;
       for (std::int64_t d = 0; d < args.hdim_v; ++d)
         dp[at] += dout(batch, head, query, d) * inputs.v.view(batch, key_head, of.begin_k + j, d);
       dp[at] *= problem.kept(n, head, i, j);
@@ -46,6 +47,7 @@ Gradients gradients_of(const Problem& problem, const Inputs& inputs, const View&
     }
     for (std::int64_t j = 0; j < of.rows_k; ++j) {
       const auto at = static_cast<std::size_t>(j);
+      if (row.probabilities[at] == 0) continue;
       const double p = row.probabilities[at] * problem.kept(n, head, i, j);
       const double of_score = row.probabilities[at] * (dp[at] - delta);
       const double ds = of_score * problem.scale;
