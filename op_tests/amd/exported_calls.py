@@ -227,7 +227,7 @@ class Program:
         if not alias.exists():
             alias.symlink_to(runtime)
 
-    def run(self, *options: str, code: int = 0) -> str:
+    def run(self, *options: str, code: int | None = 0) -> str:
         folder = str(self._path.parent)
         done = run_program(self._path, *options, code=code, LD_LIBRARY_PATH=folder)
         return done.stdout + done.stderr

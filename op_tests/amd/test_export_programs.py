@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,72 @@ fwd -prec=bf16 -b=1 -h=1 -d=32 -s=40 -s_k=90 -mask=b:16,3,4
 bwd -prec=bf16 -b=1 -h=2 -d=32 -s=40 -s_k=50 -bias=e:2 -dbias=1 -mask=xb:8 -init=tf
 bwd -prec=fp32 -b=1 -h=2 -h_k=1 -d=72 -s=40 -s_k=50 -mask=g:9,30 -deterministic=1
 """
+
+
+# What the scripts vary: lines with the values of their loops, but for the longest lengths.
+_DENSE = (
+    "-prec=fp16|bf16 -mode=1|0 {} -bias=n|e|a -p_drop=0.0|0.2 -lse=0|1 -iperm=0|1 -operm=0|1 "
+    "{} -vlayout=r|c -num_splits=1|2|3 -page_block_size=0|128 -cache_batch_idx=0|1 -kname=1 "
+    "-v=1 -warmup=0 -repeat=1"
+)
+_APPENDED = (
+    "-prec=fp16 -b=3 -h=3 -d=32|64|128|256 -s=63|64|65 -s_k=65|129 -s_knew=0|64|65|129 "
+    "-rotary_dim=0|16|32|64 -rotary_interleaved=0|1 -page_block_size=0|128 -cache_batch_idx=0|1 "
+    "-iperm=1 -operm=1 -kname=1 -v=1 -warmup=0 -repeat=1"
+)
+_FP8 = (
+    "-prec=fp8 -init=3 -b=1|2 -h=1 -d=128 -s=128 -bias=n|e|a -iperm=0|1 -operm=0|1 "
+    "-vlayout=c -squant=1 -kname=1 -v=1 -warmup=0 -repeat=1"
+)
+_FP32 = (
+    "-prec=fp32 -b=1|15 -h=1|9 -d=128 -s=16|31 -s_k=12 -iperm=0|1 -operm=0|1 -bwd_v3=1 "
+    "-v3_atomic_fp32=1 -v3_bf16_cvt=0 -kname=1 -v=1"
+)
+_READY = "{} -iperm=0|1 -operm=0|1 -mask=0|1|2 -lse=0|1 -fwd_v3=1 {} -mode={} -kname=1 -v=1"
+_GRADIENTS = "-prec=fp16|bf16 {} -iperm=0|1 -operm=0|1 {} -bwd_v3=1 {} -kname=1 -v=1"
+_WINDOWS = "t:-1,10|t:15,-1|t:15,15|t:190,187|b:-1,10|b:15,-1|b:15,15|b:190,187"
+SCRIPTS = {
+    "smoke_test_fwd.sh": (
+        _DENSE.format("-b=2 -h=2 -h_k=1 -d=16, -d_v=32|64|128|256 -s=55 -s_k=256", ""),
+        _DENSE.format("-b=1 -h=3 -d=32|64|128|256 -s=100 -s_k=51", ""),
+        _DENSE.format("-b=2 -h=1 -d=16 -d_v=32|64|128|256 -s=99 -s_k=256", "-mask=1"),
+        _DENSE.format("-b=2 -h=1 -d=32|64|128|256 -d_v=24 -s=3 -s_k=99", "-mask=2"),
+        _DENSE.format("-b=3 -h=2 -h_k=1 -d=32|64 -s=20 -s_k=52", "-mask=t:128,30"),
+        _DENSE.format("-b=2 -h=1 -d=32|64|128|256 -s=99 -s_k=32", "-mask=b:4,35"),
+        _DENSE.format("-b=1 -h=2 -h_k=1 -d=32|64|128|256 -s=33 -s_k=0", "-mask=2"),
+        _DENSE.format("-b=1 -h=2 -h_k=1 -d=32|64|128 -s=1 -s_k=10 -s_kpad=32", "-mask=2"),
+        _FP8,
+        _APPENDED,
+    ),
+    "smoke_test_fwd_v3.sh": (
+        # The script sets no rounding where it is for gfx950.
+        _READY.format(
+            "-prec=bf16 -b=2|1 -h=4|3|1 -h_k=1 -d=128|192 -d_v=128 -s=127 -s_k=0|129", "", "0|1"
+        ),
+        _READY.format(
+            "-prec=bf16 -b=2 -h=4 -h_k=2 -d=128 -s=127,12 -s_k=12,0", "-v3_bf16_cvt=|0|1|2", "1"
+        ),
+    ),
+    "smoke_test_bwd_v3.sh": (
+        _GRADIENTS.format(
+            "-b=2 -h=4 -h_k=2 -d=64|72|96|128|144|176|192 -s=64 -s_k=33",
+            "-mask=0|t|b",
+            "-v3_atomic_fp32=0|1 -v3_bf16_cvt=0|1|2 -mode=0",
+        ),
+        _GRADIENTS.format(
+            "-b=2|1 -h=3 -d=64|80|96|120|128|144|160|192 -s=65 -s_k=63|12",
+            "-mask=0|t|b",
+            "-v3_bf16_cvt=0|1|2 -v3_atomic_fp32=1 -mode=1",
+        ),
+        _GRADIENTS.format("-b=1 -h=2 -d=72|96|128 -s=19 -s_k=30", f"-mask={_WINDOWS}", "-mode=0"),
+        _GRADIENTS.format(
+            "-b=3 -h=2|4 -h_k=2 -d=192 -d_v=128 -s=62 -s_k=65",
+            "-mask=0|1|2",
+            "-v3_atomic_fp32=1|0 -mode=0",
+        ),
+    ),
+    "smoke_test_bwd_v3_fp32.sh": (_FP32,),
+}
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +247,26 @@ def test_what_a_ready_kernel_serves(programs):
     assert "serves it: y" in programs["bwd"].run(*line.split(), "-v3_api_check=1")
 
 
+def expanded(line: str) -> Iterator[list[str]]:
+    """Lines in which each value of each option is at least once."""
+    options = [option.partition("=") for option in line.split()]
+    values = [(name, every.split("|")) for name, _, every in options]
+    for i in range(max(len(every) for _, every in values)):
+        yield [f"{name}={every[i % len(every)]}" for name, every in values]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_options_of_scripts(script, programs, monkeypatch):
+    """Each is known with each of its values: a line runs, or no exported kernel has it."""
+    monkeypatch.setenv("CK_WARMUP", "0")
+    monkeypatch.setenv("CK_REPEAT", "1")
+    program = programs["bwd" if "bwd" in script else "fwd"]
+    for line in SCRIPTS[script]:
+        for options in expanded(line):
+            said = program.run(*options, code=None)
+            assert re.search("valid: y|python -m jitfmha export|no kernel has pages", said), said
+
+
 @pytest.mark.parametrize(("options", "is_split"), [((), False), (("-num_splits=0",), True)])
 def test_splits_of_ready_kernels(options, is_split, programs):
     few = ("-prec=bf16", "-b=1", "-h=1", "-s=2", "-s_k=2000", "-d=64", "-repeat=0")
@@ -193,7 +281,7 @@ def test_what_is_refused(programs):
     few = ("-prec=bf16", "-b=1", "-h=1", "-s=3")
     both = forward.run(*few, "-d=32", "-bias=a", "-logits_soft_cap=2", code=1)
     assert "--features alibi+softcap has it" in both
-    for option in ("-mask=g:0,1", "-mask=xt:1,2", "-page_block_size=16", "-bias=z", "-s="):
+    for option in ("-mask=g:0,1", "-mask=xt:1,2", "-page_block_size=-1", "-bias=z", "-s="):
         assert f"{option} is not served" in forward.run(option, code=2)
     rotated = forward.run(*few, "-d=64", "-rotary_dim=16", "-repeat=0")
     assert "-rotary_dim is ignored" in rotated

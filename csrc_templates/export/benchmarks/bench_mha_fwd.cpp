@@ -32,7 +32,11 @@ std::vector<float> drawn_descales(const Options& options, const Problem& problem
 void set_pages(const Options& options, Problem& problem, std::mt19937& random) {
   const std::int64_t size = options.number("page_block_size");
   if (size == 0) return;
-  if (size < 0 || !problem.is_group()) options.refuse("page_block_size");
+  if (size < 0) options.refuse("page_block_size");
+  if (!problem.is_group()) {
+    std::cerr << "only keys of groups lie in pages: -page_block_size is ignored\n";
+    return;
+  }
   jitfmha::MhaArgs& args = problem.args;
   problem.page_size = size;
   problem.pages_of_sequence = std::max<std::int64_t>((args.max_seqlen_k + size - 1) / size, 1);
@@ -42,7 +46,8 @@ void set_pages(const Options& options, Problem& problem, std::mt19937& random) {
   const bool by_head = problem.is_input_by_head;
   args.k_strides = problem.strides(by_head, args.heads_k, size, args.hdim_q);
   args.v_strides = problem.strides(by_head, args.heads_k, size, args.hdim_v);
-  if (args.v_column != 1) options.refuse("vlayout");
+  if (args.v_column != 1)
+    throw std::runtime_error("no kernel has pages of v whose keys are contiguous");
 }
 
 // What AITER ignores here, too, and says so.
@@ -155,7 +160,8 @@ int main(int count, char** texts) {
        {"range_p", "1", "no meaning here: probabilities are not scaled"},
        {"range_o", "16", "no meaning here: outputs have 16 bits"},
        {"num_splits", "1", "of the keys; 0: as many as pay"},
-       {"page_block_size", "0", "groups: keys lie in pages of so many; 0: they do not"},
+       {"page_block_size", "0",
+        "groups: keys lie in pages of so many; 0: they do not, nor do those of batches"},
        {"cache_batch_idx", "0", "no meaning here: no exported kernel has an index of the cache"},
        {"rotary_dim", "0", "no meaning here, as -s_knew"},
        {"rotary_interleaved", "1", "the same"},
