@@ -25,7 +25,9 @@ EXPORTED = (
     FORWARD._replace(
         hdims=((16, 32),), modes=("gm1",), masks=NONE, features=(("bias", "dropout"),)
     ),
-    FORWARD._replace(masks=CAUSAL, features=(("alibi",), ("dropout",), ("sink_tokens",))),
+    FORWARD._replace(
+        masks=CAUSAL, features=(("alibi",), ("dropout",), ("sink_tokens",), ("sinks",))
+    ),
     FORWARD._replace(modes=("gm1",), masks=NONE, features=(("paged_keys",), ("softcap",))),
     FORWARD._replace(
         dtypes=("fp8",), hdims=((128, 128),), masks=NONE, features=(("column_major_v",),)
@@ -70,6 +72,7 @@ fwd -prec=fp32 -b=1 -h=2 -h_k=0 -d=24 -d_v=0 -s=33 -s_k=40 -init=ni -lse=1 -scal
 fwd -prec=int8 -b=1 -h=2 -d=24 -s=33 -s_k=40 -init=uf:q -squant=1 -range_q=2 -range_k=2
 fwd -prec=bf16 -mode=1 -b=2 -h=2 -d=32 -s=33,5 -s_k=40,70 -s_kpad=50,70 -logits_soft_cap=3
 fwd -prec=bf16 -b=1 -h=1 -d=32 -s=40 -s_k=90 -mask=b:16,3,4
+fwd -prec=bf16 -d=32 -b=2 -h=4 -h_k=2 -s=30 -s_k=76 -sink=1.0 -lse=1 -causal=1 -via=direct
 bwd -prec=bf16 -b=1 -h=2 -d=32 -s=40 -s_k=50 -bias=e:2 -dbias=1 -mask=xb:8 -init=tf
 bwd -prec=fp32 -b=1 -h=2 -h_k=1 -d=72 -s=40 -s_k=50 -mask=g:9,30 -deterministic=1
 """
@@ -93,6 +96,10 @@ _FP8 = (
 _FP32 = (
     "-prec=fp32 -b=1|15 -h=1|9 -d=128 -s=16|31 -s_k=12 -iperm=0|1 -operm=0|1 -bwd_v3=1 "
     "-v3_atomic_fp32=1 -v3_bf16_cvt=0 -kname=1 -v=1"
+)
+_SINK = (
+    "-d=64|128 -b=1|2 -h=8|4 -h_k=1|2|4 -s=30 -s_k=76 -sink=-1e30|1.0|0 -v=1 -causal=1 -warmup=2 "
+    "-repeat=3 -via=mha_fwd|direct"
 )
 _READY = "{} -iperm=0|1 -operm=0|1 -mask=0|1|2 -lse=0|1 -fwd_v3=1 {} -mode={} -kname=1 -v=1"
 _GRADIENTS = "-prec=fp16|bf16 {} -iperm=0|1 -operm=0|1 {} -bwd_v3=1 {} -kname=1 -v=1"
@@ -119,6 +126,7 @@ SCRIPTS = {
             "-prec=bf16 -b=2 -h=4 -h_k=2 -d=128 -s=127,12 -s_k=12,0", "-v3_bf16_cvt=|0|1|2", "1"
         ),
     ),
+    "smoke_test_fwd_sink.sh": (_SINK,),
     "smoke_test_bwd_v3.sh": (
         _GRADIENTS.format(
             "-b=2 -h=4 -h_k=2 -d=64|72|96|128|144|176|192 -s=64 -s_k=33",

@@ -263,7 +263,7 @@ struct Descales {
 // What changes scores, as doubles: a bias as it lies in memory, and slopes of all heads.
 struct Scores {
   std::vector<double> bias, slopes;
-  double softcap = 0;
+  double softcap = 0, sink = -HUGE_VAL;
 };
 
 struct Problem {
@@ -750,7 +750,7 @@ inline Row row_of(const Problem& problem, const Inputs& inputs, std::int64_t n, 
   const double scale = problem.scale * problem.descale(problem.descales.q, n, key_head) *
                        problem.descale(problem.descales.k, n, key_head);
   Row row = {std::vector<double>(static_cast<std::size_t>(of.rows_k), -HUGE_VAL), -HUGE_VAL};
-  double largest = -HUGE_VAL, sum = 0;
+  double largest = problem.scores.sink;
   for (std::int64_t j = 0; j < of.rows_k; ++j) {
     if (!problem.sees(of, i, j)) continue;
     const auto [place_k, row_k] = problem.key_at(n, j);
@@ -764,6 +764,7 @@ inline Row row_of(const Problem& problem, const Inputs& inputs, std::int64_t n, 
     row.probabilities[static_cast<std::size_t>(j)] = score;
     largest = std::max(largest, score);
   }
+  double sum = std::isinf(problem.scores.sink) ? 0 : std::exp(problem.scores.sink - largest);
   for (double& each : row.probabilities) {
     each = std::isinf(each) ? 0 : std::exp(each - largest);
     sum += each;

@@ -76,6 +76,9 @@ bool run(const Options& options) {
   jitfmha::MhaFwdArgs args;
   ignore_appended_keys(options);
   options.flag("fwd_v3");
+  options.choice("via", {{"mha_fwd"}, {"direct"}});
+  if (options.flag("causal")) problem.args.mask = jitfmha::Mask::causal_bottom_right;
+  if (!options.text("sink").empty()) problem.scores.sink = options.real("sink");
   set_pages(options, problem, random);
   problem.scores.softcap = options.real("logits_soft_cap");
   problem.args.logit_softcap = static_cast<float>(problem.scores.softcap);
@@ -83,6 +86,8 @@ bool run(const Options& options) {
   const Inputs inputs(options, problem, scores, random);
   static_cast<jitfmha::MhaArgs&>(args) = problem.args;
   inputs.put_scores_into(args);
+  const hip::Memory sink(std::vector<float>{static_cast<float>(problem.scores.sink)});
+  if (!options.text("sink").empty()) args.sink = sink.get<float>();
   args.out_strides =
       problem.strides(problem.is_output_by_head, args.heads_q, args.seqlen_q, args.hdim_v);
   const std::int64_t num_splits = options.number("num_splits");
@@ -149,6 +154,9 @@ int main(int count, char** texts) {
         "groups: rows of k and v that a sequence has room for; -1: no more than it has"},
        {"s_knew", "0", "no meaning here: no exported kernel appends keys"},
        {"logits_soft_cap", "0", "the soft cap of scores; 0: none"},
+       {"causal", "0", "1: as -mask=2"},
+       {"sink", "", "a score without a value that each query has; nothing: none"},
+       {"via", "mha_fwd", "mha_fwd, direct: no meaning here: which function of AITER is called"},
        {"qscale", "n",
         "8 bits: scales are n, 0: 1; pt, 1: one of each tensor; ph: one of each sequence and head "
         "of "
