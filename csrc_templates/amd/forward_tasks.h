@@ -172,11 +172,12 @@ struct OutputRow {
     if (first < kColumns) *(Global<u32x4>)(to + first * OutElement::kBytes) = values;
   }
   // Those of a lane alone.
+  template <class Element = OutElement>
   __device__ void store_eight(int first, f32x4 low, f32x4 high) const {
     low *= factor;
     high *= factor;
-    const u32x2 begin = rounded_to<OutElement>(low.x, low.y, low.z, low.w);
-    const u32x2 end = rounded_to<OutElement>(high.x, high.y, high.z, high.w);
+    const u32x2 begin = rounded_to<Element>(low.x, low.y, low.z, low.w);
+    const u32x2 end = rounded_to<Element>(high.x, high.y, high.z, high.w);
     store_eight(first, u32x4{begin.x, begin.y, end.x, end.y});
   }
 
