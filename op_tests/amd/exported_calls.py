@@ -180,11 +180,15 @@ def set_scores(arguments: ctypes.Structure, options: Mapping[str, Any]) -> None:
 def write_library(
     folder: Path, ready: Selection, passes: Sequence[Selection] = (), version: str = "1.2.3"
 ) -> None:
-    """Export the kernels that come ready for one selection, and compiled ones for others."""
+    """Export the kernels that come ready for one selection, and compiled ones for others.
+
+    Without those for large soft caps, which no test launches.
+    """
     forward, backward = list(forward_kernels(ready)), list(ready_backward_kernels(ready))
     for each in passes:
-        forward += [compiled_forward(x) for x in forward_passes(each, forward)]
-        backward += [compiled_backward(x) for x in backward_passes(each)]
+        forward_traits, backward_traits = forward_passes(each, forward), backward_passes(each)
+        forward += [compiled_forward(x) for x in forward_traits if not x.has_large_softcap]
+        backward += [compiled_backward(x) for x in backward_traits if not x.has_large_softcap]
     publish(folder, library_files(forward, backward, version))
 
 
