@@ -114,6 +114,13 @@ FOUND = {
         "global-bounds",
         "store of",
     ),
+    "aiter_window_backward_rows": Found(
+        _AITER,
+        "hsa/gfx942/fmha_v3_bwd/bwd_hd128_bf16_swa_a32_rtne_psskddv.co",
+        "050203dd27617c04f459a6f5c9105f9119ca5f1f609413bcc88e9aaa00702eb0",
+        "global-bounds",
+        "load of 4 bytes",
+    ),
     "aiter_causal_backward_race": Found(
         _AITER,
         "hsa/gfx950/fmha_v3_bwd/bwd_hd128_bf16_causal_a32_psskddv.co",
