@@ -11,7 +11,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "examples" / "features"
 FILES = [path for path in sorted(FOLDER.glob("*.py")) if path.name != "plain.py"]
 
 
-@pytest.mark.parametrize("device", ["cpu", "gfx942", "gfx950"])
+@pytest.mark.sample("device", ["cpu", "gfx942", "gfx950"], 1)
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
 def test_runs(file, device, monkeypatch, capsys):
     monkeypatch.syspath_prepend(FOLDER)
