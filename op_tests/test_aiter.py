@@ -152,7 +152,7 @@ UNSERVED: list[Refusal] = [
     ),
     ({"bias": torch.ones(3, 4)}, ValueError, ["bias", "3, 4)"]),
     ({"alibi_slopes": torch.ones(5)}, ValueError, ["alibi_slopes", "(5,)"]),
-    *(({f"{n}_descale": torch.ones(1)}, ValueError, [f"{n}_descale", "fp8"]) for n in "qkv"),
+    *(({f"{n}_descale": torch.ones(1)}, ValueError, [f"{n}_descale", "8-bit"]) for n in "qkv"),
 ]
 UNSERVED_GROUP: list[Refusal] = [
     *values(ValueError, min_seqlen_q=[-1], logits_soft_cap=[-30.0], zero_tensors=[2]),
