@@ -9,7 +9,7 @@ from torch import Tensor
 
 from jitfmha.jit import BuildSpec, load
 from jitfmha.jit.render import render
-from jitfmha.kernels.cpu import _ISAS, _TILE_UNITS
+from jitfmha.kernels.cpu import _TILE_UNITS, ISAS
 from jitfmha.planning.target import CpuIsa, cpu_isas_here
 
 SOURCE = """
@@ -38,7 +38,7 @@ extern "C" void misuse(int which) {
 
 def unit(isa: CpuIsa) -> ctypes.CDLL:
     sources = {"unit.cpp": SOURCE, "tile_unit.h": render(_TILE_UNITS[isa], {})}
-    flags = ("-std=c++17", "-O2", *_ISAS[isa][1])
+    flags = ("-std=c++17", "-O2", *ISAS[isa][1])
     return load(BuildSpec(f"tile_unit_{isa}", sources, flags))
 
 

@@ -25,6 +25,7 @@ from jitfmha.jit import BuildSpec
 from jitfmha.jit.elf import Elf
 from jitfmha.kernels.compiled.traits import Access
 from jitfmha.kernels.modifiers import ModifierTraits
+from jitfmha.problem.dtypes import DTYPE_NAMES
 from jitfmha.problem.float64_reference import Result, attention, attention_packed, unpaged
 from jitfmha.problem.score_features import AskedModifiers
 
@@ -44,6 +45,11 @@ def eight_bit_dtype(arch: str, name: str) -> torch.dtype:
     """That of the architecture with one of these names."""
     bf8 = {"gfx942": torch.float8_e5m2fnuz, "gfx950": torch.float8_e5m2}
     return {"fp8": FP8_DTYPES[arch], "bf8": bf8[arch], "int8": torch.int8}[name]
+
+
+def kernel_dtype(arch: str, name: str) -> str:
+    """What kernels call it."""
+    return DTYPE_NAMES[eight_bit_dtype(arch, name)] if name in EIGHT_BITS else name
 
 
 # Products take 16 columns of q and 32 of v, tiles 64 and 128; what is no multiple of 8 is loaded

@@ -23,6 +23,7 @@ from compiled_calls import (
     column_major,
     draw_of_other_dtypes,
     eight_bit_dtype,
+    kernel_dtype,
     run,
 )
 from descaled_calls import check_both_products, check_rounding_towards_zero, random_scales
@@ -252,8 +253,7 @@ def test_latent_attention(rng, arch, dtype):
 )
 def test_nothing_is_spilled(arch, dtypes, hdims, access, modifiers, is_v_column_major):
     """With the widest queries a pair may go to accumulation registers, which counts as spilled."""
-    names = {"fp8": "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"}
-    dtype, kv_dtype = (names.get(name, name) for name in dtypes)
+    dtype, kv_dtype = (kernel_dtype(arch, name) for name in dtypes)
     traits = ForwardTraits(
         *(arch, dtype, *hdims, "gm1", "rtne", True, access, modifiers),
         has_large_softcap=modifiers == ALL_MODIFIERS,

@@ -17,6 +17,7 @@ from compiled_calls import (
     check,
     check_pages,
     draw_of_other_dtypes,
+    kernel_dtype,
     run,
 )
 from descaled_calls import scaled, scales_of_tokens
@@ -142,8 +143,7 @@ def test_who_serves_them(rng, arch):
     is_fixed=True,
 )
 def test_nothing_is_spilled(arch, dtypes, hdims, access, modifiers):
-    names = {"fp8": "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"}
-    dtype, kv_dtype = (names.get(name, name) for name in dtypes)
+    dtype, kv_dtype = (kernel_dtype(arch, name) for name in dtypes)
     traits = ForwardTraits(
         *(arch, dtype, *hdims, "gm1", "rtne", True, access, modifiers),
         has_large_softcap=modifiers == ALL_MODIFIERS,

@@ -338,11 +338,11 @@ def test_images_in_fp8(rng):
 
 
 def test_names_that_ops_takes_from_elsewhere():
-    """Where vLLM looks for products and norms, it is told what stands in AITER's place."""
+    """Where vLLM looks for products, it is told what stands in AITER's place."""
     with install_as("aiter"):
         import aiter as by_name
 
-        for name in ("rms_norm", "hipb_mm", "gemm_a8w8_blockscale", "topk_softmax"):
+        for name in ("hipb_mm", "gemm_a8w8_blockscale", "topk_softmax"):
             with refused(AttributeError, name, "attention functions"):
                 getattr(by_name, name)
         for module in ("fused_moe", "ops.mhc", "ops.shuffle", "ops.triton.fused_kv_cache"):
