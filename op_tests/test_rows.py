@@ -142,6 +142,7 @@ X = torch.zeros(3, 8)
         ("softmax", {"residual": torch.zeros(3, 9)}, ValueError, r"residual.*\(3, 9\)"),
         ("softmax", {"residual": X.half()}, ValueError, "residual.*float16"),
         ("softmax", {"out_dtype": torch.float64}, NotImplementedError, "out_dtype.*float64"),
+        ("rms_norm", {"out_dtype": torch.float8_e5m2}, NotImplementedError, "out_dtype.*e5m2"),
         ("rms_norm", {"weight": torch.zeros(7)}, ValueError, r"weight.*\(7,\)"),
         ("rms_norm", {"weight": torch.zeros(8).half()}, ValueError, "weight.*float16"),
         ("rms_norm", {"weight": torch.zeros(8, device="meta")}, ValueError, "weight is on meta"),

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from ..problem.checks import check_layout, not_a_tensor
-from ..problem.dtypes import DTYPE_NAMES, EIGHT_BIT_DTYPES, TORCH_DTYPES
+from ..problem.dtypes import DTYPE_NAMES, FP8_NAMES, TORCH_DTYPES
 
 Kind = Literal["softmax", "rms_norm", "layer_norm"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MOST_COLUMNS = 131072
 ROW_DTYPES = torch.float32, torch.bfloat16, torch.float16
+QUANTISED_DTYPES = (*FP8_NAMES, torch.int8)
 
 
 class RowArguments(NamedTuple):
@@ -56,7 +57,7 @@ class RowTraits(NamedTuple):
 
     @property
     def is_quantised(self) -> bool:
-        return TORCH_DTYPES[self.out_dtype] in EIGHT_BIT_DTYPES
+        return TORCH_DTYPES[self.out_dtype] in QUANTISED_DTYPES
 
 
 def traits_of(arguments: RowArguments) -> RowTraits:
@@ -95,10 +96,10 @@ def traits_of(arguments: RowArguments) -> RowTraits:
         raise TypeError(f"eps must be a float, got {type(eps).__name__} ({eps!r})")
     if not 0 <= eps < math.inf:
         raise ValueError(f"eps is {eps}; it must be at least 0, and finite")
-    if out_dtype is not None and out_dtype not in (x.dtype, *EIGHT_BIT_DTYPES):
+    if out_dtype is not None and out_dtype not in (x.dtype, *QUANTISED_DTYPES):
         raise NotImplementedError(
             f"out_dtype is {out_dtype}; results are {x.dtype} as x, or quantised to one of "
-            f"{', '.join(map(str, EIGHT_BIT_DTYPES))}"
+            f"{', '.join(map(str, QUANTISED_DTYPES))}"
         )
     of_weights = next((each.dtype for each in (weight, bias) if each is not None), x.dtype)
     return RowTraits(
