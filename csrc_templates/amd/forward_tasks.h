@@ -171,14 +171,19 @@ struct OutputRow {
   __device__ void store_eight(int first, u32x4 values) const {
     if (first < kColumns) *(Global<u32x4>)(to + first * OutElement::kBytes) = values;
   }
-  // Those of a lane alone.
+  // Those of a lane alone: at once where all rows are of such, and have 16 bits.
   template <class Element = OutElement>
   __device__ void store_eight(int first, f32x4 low, f32x4 high) const {
-    low *= factor;
-    high *= factor;
-    const u32x2 begin = rounded_to<Element>(low.x, low.y, low.z, low.w);
-    const u32x2 end = rounded_to<Element>(high.x, high.y, high.z, high.w);
-    store_eight(first, u32x4{begin.x, begin.y, end.x, end.y});
+    if constexpr (kColumns % 8 == 0 && Element::kBytes == 2) {
+      low *= factor;
+      high *= factor;
+      const u32x2 begin = rounded_to<Element>(low.x, low.y, low.z, low.w);
+      const u32x2 end = rounded_to<Element>(high.x, high.y, high.z, high.w);
+      store_eight(first, u32x4{begin.x, begin.y, end.x, end.y});
+    } else {
+      store<Element>(first, low);
+      store<Element>(first + 4, high);
+    }
   }
 
   // The first kLanes lanes of a wave have rows of their own.
