@@ -47,8 +47,13 @@ struct BiasTiles {
   static constexpr int kRowBytes = kTileKeys * sizeof(BiasElement), kBytes = 32 * kRowBytes;
   static constexpr int kChunks = kRowBytes / 16;
   static constexpr int kLoads = 32 * kChunks / 64, kRowsOfLoad = 64 / kChunks;
-  // How many offsets of loads are kept: beside a mask there are few registers.
+  // How many offsets of loads are kept: beside a mask there are few registers, and on gfx950
+  // kernels of three waves would spill a second one.
+#if defined(__gfx950__)
+  static constexpr int kKept = 1;
+#else
   static constexpr int kKept = kIsMasked || kLoads == 1 ? 1 : 2;
+#endif
   typedef BiasElement Own __attribute__((ext_vector_type(4)));
 
   BiasRows rows;
