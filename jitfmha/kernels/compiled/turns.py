@@ -27,9 +27,12 @@ _8_BITS: dict[Arch, _Tiles] = {
     "gfx950": {(64, 64): _MANY_KEYS, (128, 128): _MANY_KEYS, (256, 256): _LARGE},
 }
 _TILES = {"bf16": _16_BITS, "fp16": _16_BITS} | dict.fromkeys(FP8_NAMES.values(), _8_BITS)
-# Head dimensions with which, without a mask, four waves of the other kernel share a SIMD if keys
-# have 16 bits: they have less to wait for than two that take turns.
-_SHARES_SIMDS: dict[Arch, tuple[int, ...]] = {"gfx942": (), "gfx950": (64,)}
+# Of 16-bit keys in wide pages: head dimensions, and whether there is a mask, with which the other
+# kernel takes less by the cost model: on gfx950 since four of its waves share a SIMD then.
+_WITHOUT_TURNS: dict[Arch, tuple[tuple[int, bool], ...]] = {
+    "gfx942": ((192, False), (192, True)),
+    "gfx950": ((64, False),),
+}
 _SERVES = ATTENTION - {Feature.TOP_LEFT_MASK} | {
     *(Feature.BF16, Feature.FP16, Feature.FP8_E4M3FNUZ, Feature.FP8_E4M3FN),
     *(Feature.EIGHT_BIT_KEYS_AND_VALUES, Feature.INT8),
@@ -49,8 +52,8 @@ def takes_turns(problem: Problem, arch: Arch, *, are_wide: bool) -> bool:
     serves = _SERVES | _PACKED if problem.has_packed_pages and problem.is_fp8 else _SERVES
     if tile is None or not (problem.is_paged and problem.features <= serves) or problem.is_empty:
         return False
-    shares_simds = DTYPE_BYTES[problem.kv_dtype] == 2 and problem.hdim_q in _SHARES_SIMDS[arch]
-    if are_wide and problem.mask.is_none and shares_simds:
+    kind = problem.hdim_q, not problem.mask.is_none
+    if are_wide and DTYPE_BYTES[problem.kv_dtype] == 2 and kind in _WITHOUT_TURNS[arch]:
         return False
     if problem.has_packed_pages and problem.hdim_q * problem.seqlen_k >= _BUFFER_REACH:
         return False
