@@ -15,8 +15,6 @@
 #include "exponent.h"
 #include "threads.h"
 
-#define JITFMHA_EXPORT extern "C" __attribute__((visibility("default")))
-
 namespace {
 
 using Weight = KeyDtype;

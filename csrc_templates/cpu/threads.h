@@ -12,12 +12,19 @@
 #include <cstdint>
 #include <new>
 
-// PyTorch's thread pool, declared in torch/csrc/stable/c/shim.h.
-extern "C" int32_t torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,
-                                      void (*func)(int64_t, int64_t, void*), void* ctx);
-extern "C" int32_t torch_get_num_threads(uint32_t* num_threads);
+#define JITFMHA_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
+
+// PyTorch's thread pool: torch_parallel_for and torch_get_num_threads of
+// torch/csrc/stable/c/shim.h. Python hands in their addresses, as linkers take a quarter of a
+// second to read PyTorch.
+struct Pool {
+  int32_t (*parallel_for)(int64_t begin, int64_t end, int64_t grain_size,
+                          void (*func)(int64_t, int64_t, void*), void* ctx);
+  int32_t (*get_num_threads)(uint32_t* num_threads);
+};
+Pool pool;
 
 // Whether this process was forked from one that had threads. The threads of torch's pool are not in
 // it, but the pool does not know that, and would wait for them for ever.
@@ -76,7 +83,7 @@ int64_t worker_count(int64_t items, int64_t multiplications) {
   const int64_t wanted = std::min(items, multiplications / kWorthThread);
   if (wanted <= 1 || pool_was_lost) return 1;
   uint32_t threads = 1;
-  torch_get_num_threads(&threads);
+  pool.get_num_threads(&threads);
   return std::min<int64_t>(threads, wanted);
 }
 
@@ -106,10 +113,15 @@ bool run_items(int64_t items, int64_t workers, const RunItem& run_item) {
   Work work{items, run_item};
   if (workers <= 1) work.take_items();
   else
-    torch_parallel_for(
+    pool.parallel_for(
         0, workers, 1, [](int64_t, int64_t, void* self) { static_cast<Work*>(self)->take_items(); },
         &work);
   return !work.out_of_memory.load(std::memory_order_relaxed);
 }
 
 }  // namespace
+
+JITFMHA_EXPORT void jitfmha_use_pool(decltype(Pool::parallel_for) parallel_for,
+                                     decltype(Pool::get_num_threads) get_num_threads) {
+  pool = {parallel_for, get_num_threads};
+}

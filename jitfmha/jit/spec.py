@@ -48,7 +48,7 @@ class BuildSpec:
             `#include "memory/lds.h"` from any of them.
         cflags: compiler flags, instruction-set flags included (nothing depends on the machine that
             happens to compile). For device code `--offload-arch=` among them.
-        ldflags: linker flags; PyTorch's own libraries are linked without being asked for.
+        ldflags: linker flags. Nothing is linked with PyTorch: what is needed of it is handed over.
         why: what made this build necessary, for the status line; not part of the identity.
         toolchain: host C++ makes a shared library (`.so`) or one object of all its sources (`.o`),
             device HIP a code object (`.co`).

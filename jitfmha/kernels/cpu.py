@@ -606,10 +606,20 @@ def _packed_keys(keys: KeyOptions, k: Tensor) -> bytes:
     return KEY_OPTIONS.packer.pack(*pages, num_splits, 0, address(out_accum), address(lse_accum))
 
 
+def load_kernel(spec: BuildSpec) -> ctypes.CDLL:
+    """The library of a kernel, which runs on torch's threads; raises as `load`."""
+    library = load(spec)
+    # Of libraries that it depends on, too.
+    of_torch = ctypes.CDLL(torch._C.__file__)
+    pool = (getattr(of_torch, f"torch_{name}") for name in ("parallel_for", "get_num_threads"))
+    library.jitfmha_use_pool(*(ctypes.cast(function, ctypes.c_void_p) for function in pool))
+    return library
+
+
 @cache
 def _entry(traits: CpuTraits) -> Callable[..., int]:
     function: Callable[..., int] = getattr(
-        load(launcher_spec(traits)), f"jitfmha_{traits.short_direction}"
+        load_kernel(launcher_spec(traits)), f"jitfmha_{traits.short_direction}"
     )
     arguments = {"forward": 4, "backward": 3}[traits.direction]
     function.argtypes = [ctypes.c_char_p] * arguments  # type: ignore[attr-defined]

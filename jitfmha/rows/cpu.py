@@ -6,10 +6,9 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-from ..jit.loader import load
 from ..jit.render import render
 from ..jit.spec import MAX_NAME, BuildSpec
-from ..kernels.cpu import BESIDE_TILE_UNIT, CFLAGS, ISAS
+from ..kernels.cpu import BESIDE_TILE_UNIT, CFLAGS, ISAS, load_kernel
 from ..planning.target import CpuIsa
 from ..problem.problem import Direction
 from .problem import MOST_COLUMNS, RowTraits
@@ -51,7 +50,7 @@ def cpu_spec(traits: RowTraits, direction: Direction, isa: CpuIsa) -> BuildSpec:
 @cache
 def cpu_entry(traits: RowTraits, direction: Direction, isa: CpuIsa) -> Callable[[bytes], int]:
     """The function that runs a kernel, which takes the packed struct of its call."""
-    function: Callable[[bytes], int] = load(cpu_spec(traits, direction, isa)).jitfmha_rows
+    function: Callable[[bytes], int] = load_kernel(cpu_spec(traits, direction, isa)).jitfmha_rows
     function.argtypes = [ctypes.c_char_p]  # type: ignore[attr-defined]
     function.restype = ctypes.c_int  # type: ignore[attr-defined]
     return function
