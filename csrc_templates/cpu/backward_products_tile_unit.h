@@ -164,10 +164,8 @@ struct Products {
   // The same rows, from row `at` on, as the operands of the scores and of the gradients of P.
   template <int kVectors, class QRow, class DoutRow>
   void load_panel(const QRow& q_row, const DoutRow& dout_row, int rows, int at) {
-    pack_transposed<kHdimQ>([&](int i) { return q_row(at + i); }, rows - at, kSquare,
-                            queries + at * kDepthQ);
-    pack_transposed<kHdimV>([&](int i) { return dout_row(at + i); }, rows - at, kSquare,
-                            gradients + at * kDepthV);
+    pack_transposed<kHdimQ>(q_row, at, rows - at, kSquare, queries + at * kDepthQ);
+    pack_transposed<kHdimV>(dout_row, at, rows - at, kSquare, gradients + at * kDepthV);
     std::fill_n(dq + at * kDqRows, kSquare * kDqRows, 0.0f);
   }
 

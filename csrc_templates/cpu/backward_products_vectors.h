@@ -112,10 +112,8 @@ struct Products {
   template <int kVectors, class QRow, class DoutRow>
   void load_panel(const QRow& q_row, const DoutRow& dout_row, int rows, int at) {
     constexpr int kRows = kVectors * kLanes;
-    pack_transposed<kHdimQ>([&](int i) { return q_row(at + i); }, rows - at, kRows,
-                            queries + at * kDepthQ);
-    pack_transposed<kHdimV>([&](int i) { return dout_row(at + i); }, rows - at, kRows,
-                            gradients + at * kDepthV);
+    pack_transposed<kHdimQ>(q_row, at, rows - at, kRows, queries + at * kDepthQ);
+    pack_transposed<kHdimV>(dout_row, at, rows - at, kRows, gradients + at * kDepthV);
     std::fill_n(dq + at * kDqRowsPadded, kRows * kDqRowsPadded, 0.0f);
   }
 

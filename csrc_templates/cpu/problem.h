@@ -189,6 +189,14 @@ struct QueryRows {
     return from + query(i) * strides.seq + head(i) * strides.head;
   }
 
+  // What finds row i, in a tensor with a row for each query.
+  template <class T>
+  auto rows_of(T* tensor, const Strides& strides) const {
+    return [this, from = seq.queries_of(tensor, strides), &strides](int i) {
+      return at(from, strides, i);
+    };
+  }
+
   KeyRange visible_keys(int i) const { return problem.visible_keys(seq, query(i)); }
 
   // The keys that any row sees.

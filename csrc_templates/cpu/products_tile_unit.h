@@ -118,11 +118,11 @@ struct PanelProducts {
   // Whether dots leaves its results in the panel's scores.
   static constexpr bool kStoresDots = true;
 
-  // Packs `count` rows, one in each lane; row(i) is where row i starts. The rest of the last tile
-  // becomes 0, as it may hold what an earlier panel of another width left.
+  // Packs `count` rows from row(at) on, one in each lane. The rest of the last tile becomes 0, as
+  // it may hold what an earlier panel of another width left.
   template <class Row>
-  static void pack_queries(const Row& row, int count, float* to) {
-    pack_transposed<kHdimQ>(row, count, kRows, to);
+  static void pack_queries(const Row& row, int at, int count, float* to) {
+    pack_transposed<kHdimQ>(row, at, count, kRows, to);
     std::fill(to + padded_depth_of(kHdimQ) * kRows, to + kScoreDepth * kRows, 0.0f);
   }
 

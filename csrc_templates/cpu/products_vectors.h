@@ -61,10 +61,10 @@ struct PanelProducts {
   // Whether dots leaves its results in the panel's scores.
   static constexpr bool kStoresDots = false;
 
-  // Packs `count` rows, one in each lane; row(i) is where row i starts.
+  // Packs `count` rows from row(at) on, one in each lane.
   template <class Row>
-  static void pack_queries(const Row& row, int count, float* to) {
-    pack_transposed<kHdimQ>(row, count, kRows, to);
+  static void pack_queries(const Row& row, int at, int count, float* to) {
+    pack_transposed<kHdimQ>(row, at, count, kRows, to);
   }
 
   // The dot products of the queries with kBlockRows keys from `key` on.

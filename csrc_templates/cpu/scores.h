@@ -4,10 +4,12 @@
 // nothing.
 //
 // Scores lie transposed: keys are the rows of a register block, and (query, head) rows its lanes.
+//
+// Functions of single numbers are the compiler's own: to read <cmath> takes it as long as to read a
+// whole kernel.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -459,7 +461,9 @@ struct Scores {
 
   // The logarithm of what `sum` is of, relative to the largest score. In double, as the terms may
   // cancel.
-  double lse_of(float max, float sum) const { return double(max) * unit + std::log(double(sum)); }
+  double lse_of(float max, float sum) const {
+    return double(max) * unit + __builtin_log(double(sum));
+  }
 
   // e^(unit * score - lse), by the Normalisations of its row.
   inline Vec probability_by_lse(Vec score, Vec shift, Vec rest) const {
@@ -470,7 +474,7 @@ struct Scores {
   // probabilities were wrong in proportion.
   static bool is_large(float lse) {
     constexpr float kLargest = Dtype::kExpDegree == 5 ? 16.0f : 1024.0f;
-    return std::isfinite(lse) && std::abs(lse) > kLargest;
+    return __builtin_isfinite(lse) && __builtin_fabsf(lse) > kLargest;
   }
 
   // Normalises a row by its lse alone.
@@ -479,7 +483,7 @@ struct Scores {
     // A row that sees no key has an lse of -inf, and scores of -inf, which have to stay that.
     if (lse == -kInfinity) return to.set(row, 0.0f, 0.0);
     const float exact_shift = float(double(lse) / unit);
-    const float shift = std::isfinite(exact_shift) ? exact_shift : 0.0f;
+    const float shift = __builtin_isfinite(exact_shift) ? exact_shift : 0.0f;
     to.set(row, shift, lse - double(shift) * unit);
   }
 
@@ -491,8 +495,8 @@ struct Scores {
     if (sum == 0) return;
     // All are relative to the largest score, beside which their differences may be nothing.
     constexpr double kRounding = std::numeric_limits<float>::epsilon();
-    const double of_keys = std::log(double(sum)), of_all = lse - double(max) * unit;
-    const bool are_all = of_all - of_keys <= kRounding * std::abs(lse);
+    const double of_keys = __builtin_log(double(sum)), of_all = lse - double(max) * unit;
+    const bool are_all = of_all - of_keys <= kRounding * __builtin_fabs(lse);
     to.set(row, max, are_all ? of_keys : of_all);
   }
 

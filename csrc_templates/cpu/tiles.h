@@ -57,15 +57,16 @@ inline void store_to_row(OutElement* row, int d, Vec a) {
   }
 }
 
-// Transposes `count` rows, one lane each, to to[operand][lane]; row(i) is where row i starts. Lanes
-// without a row repeat the last one.
+// Transposes `count` rows from row(at) on, one lane each, to to[operand][lane]. Lanes without a row
+// repeat the last one.
 template <int kHdim, class Row>
-void pack_transposed(const Row& row, int count, int lanes, float* to) {
+__attribute__((noinline)) void pack_transposed(const Row& row, int at, int count, int lanes,
+                                               float* to) {
   for (int first = 0; first < lanes; first += kLanes) {
     const Element* rows[kLanes];
-    for (int i = 0; i < kLanes; ++i) rows[i] = row(std::min(first + i, count - 1));
+    for (int i = 0; i < kLanes; ++i) rows[i] = row(at + std::min(first + i, count - 1));
     for (int i = first + kLanes; i < std::min(first + 2 * kLanes, count); ++i)
-      prefetch_row<kHdim>(row(i));
+      prefetch_row<kHdim>(row(at + i));
     for (int s = 0; s < padded_depth_of(kHdim); s += kLanes) {
       Vec block[kLanes];
       for (int i = 0; i < kLanes; ++i) {

@@ -14,7 +14,7 @@ from jitfmha.jit.toolchain import host_cpp
 from jitfmha.jit.toolchain.compiling import compile_failure
 from jitfmha.jit.toolchain.cpp_extension import ShownOutput
 
-from .conftest import answer, assert_private, make_spec
+from .conftest import answer, assert_private, build_only, make_spec
 
 
 def test_built_once_and_then_loaded(cache, fake_compiler, new_process):
@@ -35,6 +35,15 @@ def test_built_once_and_then_loaded(cache, fake_compiler, new_process):
 def test_everything_is_private(cache, no_umask):
     answer(make_spec())
     assert_private(cache)
+
+
+def test_nothing_is_linked_with_pytorch(cache):
+    source = """
+        extern "C" int torch_get_num_threads(unsigned*);
+        extern "C" int answer() { return torch_get_num_threads(nullptr); }
+    """
+    spec = make_spec(source=source)
+    assert b"libtorch" not in (build_only(spec) / spec.artifact_name).read_bytes()
 
 
 def test_headers_lie_beside_the_sources(cache):
