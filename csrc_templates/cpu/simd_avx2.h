@@ -1,9 +1,9 @@
 // Vectors of 8 floats for AVX2 with FMA and F16C.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
+
+#include "intrinsics.h"
 
 namespace simd {
 

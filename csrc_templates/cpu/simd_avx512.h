@@ -2,9 +2,9 @@
 // compiled in.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
+
+#include "intrinsics.h"
 
 namespace simd {
 

@@ -345,6 +345,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
             f"fmha_{traits.short_direction}.cpp": render(traits.template, origin),
             "traits.h": render("cpu/traits.h.in", values),
             "vectors.h": render(f"cpu/simd_{vectors}.h", {}),
+            "intrinsics.h": render("cpu/intrinsics.h", {}),
             **_product_sources(traits),
             **{f"{header}.h": render(f"cpu/{header}.h", {}) for header in _HEADERS},
         },

@@ -1,0 +1,45 @@
+// The intrinsics of x86. GCC reads <immintrin.h>, which has those of every processor, for longer than
+// the rest of a kernel. Families that nothing here uses, and that nothing of the others builds on,
+// are passed over by the names of their include guards, for versions of GCC that this was tried
+// with.
+#pragma once
+
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ == 12
+#define _X86GPRINTRIN_H_INCLUDED
+#define _AVX5124FMAPSINTRIN_H_INCLUDED
+#define _AVX512ERINTRIN_H_INCLUDED
+#define __AVX512FP16INTRIN_H_INCLUDED
+#define __AVX512FP16VLINTRIN_H_INCLUDED
+#define _AVX512IFMAINTRIN_H_INCLUDED
+#define _AVX512IFMAVLINTRIN_H_INCLUDED
+#define _AVX512PFINTRIN_H_INCLUDED
+#define __AVX512VBMI2INTRIN_H_INCLUDED
+#define _AVX512VBMI2VLINTRIN_H_INCLUDED
+#define _AVX512VBMIINTRIN_H_INCLUDED
+#define _AVX512VBMIVLINTRIN_H_INCLUDED
+#define _AVX512VLDQINTRIN_H_INCLUDED
+#define _AVXNECONVERTINTRIN_H_INCLUDED
+#if !defined(__AVX512F__)
+#define _AVX5124VNNIWINTRIN_H_INCLUDED
+#define _AVX512BF16INTRIN_H_INCLUDED
+#define _AVX512BF16VLINTRIN_H_INCLUDED
+#define _AVX512BITALGINTRIN_H_INCLUDED
+#define _AVX512BWINTRIN_H_INCLUDED
+#define _AVX512CDINTRIN_H_INCLUDED
+#define _AVX512DQINTRIN_H_INCLUDED
+#define _AVX512FINTRIN_H_INCLUDED
+#define _AVX512VLBWINTRIN_H_INCLUDED
+#define _AVX512VLINTRIN_H_INCLUDED
+#define __AVX512VNNIINTRIN_H_INCLUDED
+#define _AVX512VNNIVLINTRIN_H_INCLUDED
+#define _AVX512VP2INTERSECTINTRIN_H_INCLUDED
+#define _AVX512VP2INTERSECTVLINTRIN_H_INCLUDED
+#define _AVX512VPOPCNTDQINTRIN_H_INCLUDED
+#define _AVX512VPOPCNTDQVLINTRIN_H_INCLUDED
+#define _GFNIINTRIN_H_INCLUDED
+#define __VAESINTRIN_H_INCLUDED
+#define _VPCLMULQDQINTRIN_H_INCLUDED
+#endif
+#endif
+
+#include <immintrin.h>
