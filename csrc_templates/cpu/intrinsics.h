@@ -1,10 +1,10 @@
-// The intrinsics of x86. GCC reads <immintrin.h>, which has those of every processor, for longer than
-// the rest of a kernel. Families that nothing here uses, and that nothing of the others builds on,
-// are passed over by the names of their include guards, for versions of GCC that this was tried
+// The intrinsics of x86. GCC reads <immintrin.h>, which has those of every processor, for longer
+// than the rest of a kernel. Families that nothing here uses, and that nothing of the others builds
+// on, are passed over by the names of their include guards, for versions of GCC that this was tried
 // with.
 #pragma once
 
-#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ == 12
+#if defined(__GNUC__) && !defined(__clang__) && (__GNUC__ == 12 || __GNUC__ == 13)
 #define _X86GPRINTRIN_H_INCLUDED
 #define _AVX5124FMAPSINTRIN_H_INCLUDED
 #define _AVX512ERINTRIN_H_INCLUDED
