@@ -135,6 +135,7 @@ struct FloatOperands {
     return D::load(rows[0]);
   }
   static Vec from_floats(const Vec (&values)[1]) { return values[0]; }
+  static Vec from_successive_floats(const Vec (&values)[1]) { return values[0]; }
   static Vec mul_add(Vec a, Vec b, Vec c) { return simd::mul_add(a, b, c); }
 };
 
@@ -157,6 +158,9 @@ struct Bf16Pairs {
   }
   static Vec from_floats(const Vec (&values)[2]) {
     return simd::round_to_pairs(values[0], values[1]);
+  }
+  static Vec from_successive_floats(const Vec (&values)[2]) {
+    return simd::round_to_successive_pairs(values[0], values[1]);
   }
   static Vec mul_add(Vec a, Vec b, Vec c) { return simd::pair_mul_add(a, b, c); }
 };

@@ -1,4 +1,5 @@
 // Products of a few rows with keys and values that are read where they lie, once for all rows.
+// few_rows_packed_*.h have the same names for packed pages.
 //
 // In panels of so few rows most lanes would be empty. Here lanes hold elements of a head: a vector
 // of a key or a value meets all rows while it is in a register, and nothing is staged. What a row's
@@ -8,25 +9,51 @@
 #include <algorithm>
 #include <cstring>
 
+#include "problem.h"
+#include "products.h"
 #include "tiles.h"
 
 namespace {
 
-// Calls visit(number of rows as a type, first row) for blocks of rows that fit into registers.
-template <class Visit>
-void for_each_row_block(int rows, const Visit& visit) {
-  int at = 0;
-  for (; at + 4 <= rows; at += 4) visit(std::integral_constant<int, 4>{}, at);
-  for (; at + 2 <= rows; at += 2) visit(std::integral_constant<int, 2>{}, at);
-  for (; at < rows; ++at) visit(std::integral_constant<int, 1>{}, at);
+// Keys that are done in a step, so few that a step of several heads fits into the cache. Their
+// first one is a multiple of kFewKeysUnit.
+constexpr int kFewKeys = round_up(32, kLanes);
+constexpr int kFewKeysUnit = kLanes;
+// Blocks of rows that fit into registers.
+constexpr int kRowsAtOnce = 4;
+
+// Scratch of the products.
+struct FewRowsRoom {};
+// What they need of a thread for as long as it computes.
+struct FewRowsUnit {};
+
+// Floats of a query.
+constexpr int kQueryStride = round_up(kHdimQ, kLanes);
+inline void load_few_query(const Element* from, float* to) {
+  Element edge[kLanes];
+  for (int d = 0; d < kHdimQ; d += kLanes)
+    simd::store(to + d, Dtype::load(readable<kHdimQ>(from, d, edge)));
 }
+
+// Keys or values of one head from key `from` on.
+struct InPlace {
+  KeyRows rows;
+  int64_t from;
+
+  const KeyElement* operator()(int key) const { return rows[from + key]; }
+  // What to ask for ahead of key `key` among those of a step.
+  const KeyElement* ahead(int key) const { return rows[from + key]; }
+};
+using KeysInPlace = InPlace;
+using ValuesInPlace = InPlace;
 
 // scores[r * kScoreStride + key] = the dot product of query r with key(key), for `count` keys and
 // up to a whole vector of them, where the last one is repeated. A query is kQueryStride floats from
 // the one before. `meanwhile(key)` is called for each key.
-template <int kRows, int kQueryStride, int kScoreStride, class Key, class Meanwhile>
-__attribute__((noinline)) void multiply_in_place(const float* queries, const Key& key, int count,
-                                                 float* scores, const Meanwhile& meanwhile) {
+template <int kRows, int kScoreStride, class Meanwhile>
+__attribute__((noinline)) void multiply_in_place(const float* queries, const KeysInPlace& key,
+                                                 int count, float* scores, FewRowsRoom&,
+                                                 const Meanwhile& meanwhile) {
   static_assert(kLanes % kRows == 0, "a block of dot products fills a vector");
   constexpr int kKeys = kLanes / kRows;
   for (int first = 0; first < count; first += kKeys) {
@@ -56,9 +83,10 @@ __attribute__((noinline)) void multiply_in_place(const float* queries, const Key
 
 // outputs[r * kOutputStride + d] = themselves * decay[r]
 //     + the sum over `count` keys of probabilities[r * kScoreStride + key] * value(key)[d]
-template <int kRows, int kScoreStride, int kOutputStride, class Value, class Meanwhile>
-__attribute__((noinline)) void accumulate_in_place(const float* probabilities, const Value& value,
-                                                   int count, const float* decay, float* outputs,
+template <int kRows, int kScoreStride, int kOutputStride, class Meanwhile>
+__attribute__((noinline)) void accumulate_in_place(const float* probabilities,
+                                                   const ValuesInPlace& value, int count,
+                                                   const float* decay, float* outputs, FewRowsRoom&,
                                                    const Meanwhile& meanwhile) {
   constexpr int kRowVectors = (kHdimV + kLanes - 1) / kLanes;
   constexpr int kVectors = std::min(std::max(kBlockRows * kBlockVectors / kRows, 1), kRowVectors);

@@ -2,6 +2,8 @@
 // time. products_tile_unit.h has the same names.
 #pragma once
 
+#include <numeric>
+
 #include "tiles.h"
 
 namespace {
@@ -20,7 +22,8 @@ constexpr int kKeyBlock = kBlockRows;
 // Wide heads get smaller tiles: all scratch of a query tile has to stay in the L2 cache.
 constexpr bool kWideHead = kHdimQ + kHdimV > 512;
 constexpr int kTileRows = (kWideHead ? 2 : 8) * kPanelLanes;
-constexpr int kTileKeys = round_up(kWideHead ? 64 : 128, 2 * kBlockRows);
+// They are in whole register blocks, and in whole pieces of packed pages.
+constexpr int kTileKeys = round_up(kWideHead ? 64 : 128, std::lcm(2 * kBlockRows, 16));
 
 constexpr int64_t kWantedTiles = 64;  // of queries, where there are enough rows
 

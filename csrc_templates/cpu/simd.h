@@ -11,6 +11,9 @@
 //     transpose(rows)               rows[i] lane j <-> rows[j] lane i, bit patterns untouched
 //     largest_lane(a), sum_lanes(a) over all lanes
 //     sum_rows(rows)                lane i is the sum of rows[i]'s lanes
+//     repeat(from, parts)           the kLanes / parts floats from there on, once in each part
+//     sum_parts(rows, parts, to)    to[i * parts + j] is the sum of the j-th of as many parts of
+//                                   rows[i]'s lanes
 //     load_transposed(rows, block)  block[j] lane i is the j-th float from rows[i] on
 //
 // For x < 128: 2^x = scale_exponent(2^(c - w), w), where c = clamp_exponent(x) and
@@ -34,9 +37,17 @@
 //     load_pairs(first, second)       pairs (first[i], second[i]) of kLanes values each in memory
 #pragma once
 
+#include <type_traits>
+
 #include "vectors.h"
 
 namespace simd {
+
+// Numbers of parts beside 1 are those that vectors of 32-bit lanes have of 16 bytes each, or more.
+inline Vec repeat(const float* from, std::integral_constant<int, 1>) { return load(from); }
+inline void sum_parts(const Vec (&rows)[kLanes], std::integral_constant<int, 1>, float* to) {
+  store(to, sum_rows(rows));
+}
 
 inline Vec add(Vec a, Vec b) { return a + b; }
 inline Vec sub(Vec a, Vec b) { return a - b; }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "intrinsics.h"
 
@@ -105,6 +106,17 @@ inline Vec sum_rows(const Vec (&rows)[kLanes]) {
   Vec halves[4];  // one for each of the rows i and i + 4
   for (int i = 0; i < 4; ++i) halves[i] = add_halves(rows[i], rows[i + 4]);
   return _mm256_hadd_ps(_mm256_hadd_ps(halves[0], halves[1]), _mm256_hadd_ps(halves[2], halves[3]));
+}
+inline Vec repeat(const float* from, std::integral_constant<int, 2>) {
+  return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(from));
+}
+inline void sum_parts(const Vec (&rows)[kLanes], std::integral_constant<int, 2>, float* to) {
+  const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  for (int i = 0; i < kLanes; i += 4) {
+    const Vec sums = _mm256_hadd_ps(_mm256_hadd_ps(rows[i], rows[i + 1]),
+                                    _mm256_hadd_ps(rows[i + 2], rows[i + 3]));
+    store(to + 2 * i, _mm256_permutevar8x32_ps(sums, in_order));
+  }
 }
 inline float largest_lane(Vec a) {
   __m128 largest = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "intrinsics.h"
 
@@ -113,25 +114,47 @@ inline void transpose(Vec (&rows)[kLanes]) {
   }
 }
 
+// Halves of two vectors, added.
+inline Vec add_wide_halves(Vec a, Vec b) {
+  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+}
+inline Vec add_blocks(Vec a, Vec b) {
+  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+inline Vec add_halves(Vec a, Vec b) {
+  return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+}
+inline Vec add_neighbours(Vec a, Vec b) {
+  return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+}
 // Halves are added, then halves of these, with half as many shuffles as a transposition takes.
 inline Vec sum_rows(const Vec (&rows)[kLanes]) {
-  const auto add_wide_halves = [](Vec a, Vec b) {
-    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-  };
-  const auto add_blocks = [](Vec a, Vec b) {
-    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-  };
-  const auto add_halves = [](Vec a, Vec b) {
-    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
-  };
-  const auto add_neighbours = [](Vec a, Vec b) {
-    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
-  };
   Vec blocks[4];  // 128 bits for each of the rows i, i + 4, i + 8 and i + 12
   for (int i = 0; i < 4; ++i)
     blocks[i] = add_blocks(add_wide_halves(rows[i], rows[i + 4]),
                            add_wide_halves(rows[i + 8], rows[i + 12]));
   return add_neighbours(add_halves(blocks[0], blocks[1]), add_halves(blocks[2], blocks[3]));
+}
+inline Vec repeat(const float* from, std::integral_constant<int, 4>) {
+  return _mm512_broadcast_f32x4(_mm_loadu_ps(from));
+}
+inline Vec repeat(const float* from, std::integral_constant<int, 2>) {
+  return _mm512_broadcast_f32x8(_mm256_loadu_ps(from));
+}
+// The sums of the quarters of four rows, row by row.
+inline Vec sum_quarters(Vec a, Vec b, Vec c, Vec d) {
+  const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_ps(in_order, add_neighbours(add_halves(a, b), add_halves(c, d)));
+}
+inline void sum_parts(const Vec (&rows)[kLanes], std::integral_constant<int, 4>, float* to) {
+  for (int i = 0; i < kLanes; i += 4)
+    store(to + 4 * i, sum_quarters(rows[i], rows[i + 1], rows[i + 2], rows[i + 3]));
+}
+inline void sum_parts(const Vec (&rows)[kLanes], std::integral_constant<int, 2>, float* to) {
+  for (int i = 0; i < kLanes; i += 8)
+    store(to + 2 * i,
+          sum_quarters(add_blocks(rows[i], rows[i + 1]), add_blocks(rows[i + 2], rows[i + 3]),
+                       add_blocks(rows[i + 4], rows[i + 5]), add_blocks(rows[i + 6], rows[i + 7])));
 }
 inline float largest_lane(Vec a) { return _mm512_reduce_max_ps(a); }
 inline float sum_lanes(Vec a) { return _mm512_reduce_add_ps(a); }

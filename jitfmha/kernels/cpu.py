@@ -72,7 +72,7 @@ SERVES = (
 
 # What all kernels are made of beside their template and what depends on their traits.
 _HEADERS = (
-    *("dropout", "elements", "exponent", "few_rows", "problem"),
+    *("dropout", "elements", "exponent", "problem"),
     *("schedule", "scores", "simd", "threads", "tiles"),
 )
 _TILE_UNITS: dict[CpuIsa, str] = {
@@ -361,13 +361,21 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
 
 
 def _product_sources(traits: CpuTraits) -> dict[str, str]:
-    """Headers of the matrix products that depend on the instruction set."""
+    """Headers of the matrix products that depend on the instruction set and on packed pages."""
     tile_unit = _TILE_UNITS.get(traits.isa)
-    name = "products" if traits.direction == "forward" else "backward_products"
-    if tile_unit is None:
-        return {f"{name}.h": render(f"cpu/{name}_vectors.h", {})}
-    products = render(f"cpu/{name}_tile_unit.h", {})
-    return {f"{name}.h": products, "tile_unit.h": render(tile_unit, {})}
+    of_unit = "vectors" if tile_unit is None else "tile_unit"
+    sources = {}
+    if traits.direction == "forward":
+        sources["products.h"] = f"cpu/products_{of_unit}.h"
+        sources["few_rows.h"] = "cpu/few_rows.h"
+        if traits.packed_pages:
+            sources["few_rows.h"] = f"cpu/few_rows_packed_{of_unit}.h"
+            sources["packed_in_place.h"] = "cpu/packed_in_place.h"
+    else:
+        sources["backward_products.h"] = f"cpu/backward_products_{of_unit}.h"
+    if tile_unit is not None:
+        sources["tile_unit.h"] = tile_unit
+    return {name: render(template, {}) for name, template in sources.items()}
 
 
 class CpuPlan(Plan):
