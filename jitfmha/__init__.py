@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from .layers.latent_attention import LatentAttention as LatentAttention
     from .layers.mla import mla_absorbed_fwd as mla_absorbed_fwd
     from .layers.mla import mla_fwd as mla_fwd
+    from .layers.page_layout import PageLayout as PageLayout
+    from .layers.page_layout import append_to_pages as append_to_pages
     from .layers.split_keys import flash_attn_combine as flash_attn_combine
     from .layers.split_keys import mha_fwd_splitkv as mha_fwd_splitkv
     from .problem.dropout import dropout_randval as dropout_randval
@@ -85,6 +87,7 @@ _NAMES = {
     ".jit.errors": ("BuildError", "CacheError", "CompilerNotFound"),
     ".layers.kv_cache": ("flash_attn_with_kvcache",),
     ".layers.mla": ("mla_absorbed_fwd", "mla_fwd"),
+    ".layers.page_layout": ("PageLayout", "append_to_pages"),
     ".rows.interface": ("layer_norm", "rms_norm", "softmax"),
     ".layers.split_keys": ("flash_attn_combine", "mha_fwd_splitkv"),
     ".integrations.stand_in": ("install_as",),

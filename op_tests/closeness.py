@@ -51,6 +51,19 @@ def check(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
     assert_close(actual, expected, q, k, v, scale, dropout_p=dropout_p)
 
 
+def assert_as_close(actual: Result, other: Result, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Out and lse of the same call, summed up in another order.
+
+    Each is within what rounding explains, so they are within twice that of each other.
+    """
+    allowed = rounding_of_forward(q, k, v, other[1], dtype=other[0].dtype)
+    for name, x, y in zip(("out", "lse"), actual, other, strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype), name
+        assert torch.equal(x.isfinite(), y.isfinite()), f"{name} is not finite where the other is"
+        error = (x.double() - y.double()).nan_to_num(0).abs().amax().item()
+        assert error <= 2 * allowed[name], f"{name}: {error:.3g} apart, {allowed[name]:.3g}"
+
+
 def is_same(results: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     """Whether they are as many, and the same to the last bit."""
     return len(results) == len(others) and all(map(torch.equal, results, others))

@@ -102,6 +102,19 @@ def test_cache(rng, options):
     torch.testing.assert_close(torch.cat(parts, 1).double(), whole, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("layout", ["rows", jitfmha.PageLayout.PACKED])
+def test_cache_in_pages(rng, layout):
+    own = module(rng, **OPTIONS[2])
+    x = torch.randn(2, 150, EMBED_DIM, generator=rng)
+    whole = expected(own, x)
+    with torch.no_grad():
+        cache = own.new_cache(2, 150, layout=layout)
+        assert cache.capacity == 256
+        assert jitfmha.PageLayout.of(cache.k, cache.v) == jitfmha.PageLayout(layout)
+        parts = [own(part, cache=cache) for part in x.split([140, 1, 9], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, 1).double(), whole, rtol=1e-3, atol=1e-3)
+
+
 def test_compiled(rng):
     """Without graph breaks: a batch with its gradients, packed sequences, and behind a cache."""
     torch._dynamo.reset()

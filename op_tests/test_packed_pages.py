@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from closeness import is_same
+from closeness import assert_as_close, is_same
 from descaled_calls import scales_of_tokens
 from fresh_calls import fresh_calls
 from inputs import DTYPES, EIGHT_BITS, prefix_sums
@@ -18,7 +18,6 @@ from untyped import explain, fmha_fwd
 
 import jitfmha
 from jitfmha.planning.target import cpu_isas_here
-from jitfmha.problem.float64_reference import rounding_of_forward
 
 mha_batch_prefill_func: Any = jitfmha.aiter.mha_batch_prefill_func
 
@@ -70,15 +69,9 @@ class Paged:
         self.assert_same(actual, expected, **options)
 
     def assert_same(self, actual: Any, expected: Any, **options: Any) -> None:
-        """Results of few rows are each within what rounding explains, so twice that apart."""
         scales = [options.get(f"{name}_descale", torch.ones(1)).amax() for name in "kv"]
         k, v = (x.float() * scale for x, scale in zip((self.k, self.v), scales, strict=True))
-        out, lse = expected
-        allowed = rounding_of_forward(self.q.float(), k, v, lse, dtype=out.dtype)
-        for name, x, y in zip(("out", "lse"), actual, expected, strict=True):
-            assert torch.equal(x.isfinite(), y.isfinite()), name
-            error = (x.double() - y.double()).nan_to_num(0).abs().amax().item()
-            assert error <= 2 * allowed[name], f"{name}: {error:.3g} apart, {allowed[name]:.3g}"
+        assert_as_close(actual, expected, self.q.float(), k, v)
 
 
 @pytest.mark.sample("kind", list(KINDS), 2)

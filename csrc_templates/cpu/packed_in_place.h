@@ -1,8 +1,8 @@
 // Packed pages as a few rows read them: pieces of 16 bytes, where they lie, once for all rows.
 //
 // Both products are the same one. Of a page and head k is [hdim / x][key][x], and v is
-// [key / x][hdim][x]: scores sum up over pieces of hdim times a piece of the query, and outputs over
-// pieces of keys times a piece of probabilities. few_rows_packed_vectors.h and
+// [key / x][hdim][x]: scores sum up over pieces of hdim times a piece of the query, and outputs
+// over pieces of keys times a piece of probabilities. few_rows_packed_vectors.h and
 // few_rows_packed_tile_unit.h have it.
 #pragma once
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..call.interface import OFF, fmha_fwd
-from ..layers.kv_cache import check_page_numbers, starts_in_batch
+from ..layers.kv_cache import starts_in_batch
+from ..layers.page_layout import check_page_numbers
 from ..layers.peer_values import (
     as_dropout_p,
     as_flag,

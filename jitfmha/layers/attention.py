@@ -10,21 +10,33 @@ from torch import Tensor, nn
 from ..call.interface import OFF, fmha_fwd
 from ..problem.checks import describe
 from ..problem.mask import OPEN_WINDOW, check_window_size
+from ..problem.packed_pages import shape_of_keys
 from .kv_cache import Rotary, flash_attn_with_kvcache
+from .page_layout import PageLayout
+
+_PAGE_SIZE = 128
 
 
 class AttentionCache(NamedTuple):
     """Keys and values of earlier tokens; :meth:`Attention.new_cache` makes one.
 
     Attributes:
-        k, v: ``(b, capacity, num_kv_heads, head_dim)``, written in place.
+        k, v: ``(b, capacity, num_kv_heads, head_dim)``, or pages; written in place.
         seqlens: int32 ``(b,)``, how many tokens each sequence has; it grows in place. Setting some
             of it to 0 starts these sequences anew.
+        block_table: of pages, those of each sequence, int32 ``(b, pages)``.
     """
 
     k: Tensor
     v: Tensor
     seqlens: Tensor
+    block_table: Tensor | None = None
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens of a sequence there is room for."""
+        pages = 1 if self.block_table is None else self.block_table.shape[1]
+        return pages * shape_of_keys(self.k)[1]
 
 
 class Attention(nn.Module):
@@ -160,12 +172,26 @@ class Attention(nn.Module):
         projected: Tensor = self.out_proj(out.flatten(-2))
         return projected
 
-    def new_cache(self, batch: int, capacity: int) -> AttentionCache:
-        """An empty cache with room for ``capacity`` tokens of each of ``batch`` sequences."""
-        weight = self.k_proj.weight
-        shape = (batch, capacity, self.num_kv_heads, self.head_dim)
-        k, v = (torch.zeros(shape, device=weight.device, dtype=weight.dtype) for _ in range(2))
-        return AttentionCache(k, v, torch.zeros(batch, dtype=torch.int32, device=weight.device))
+    def new_cache(
+        self, batch: int, capacity: int, *, layout: PageLayout | str | None = None
+    ) -> AttentionCache:
+        """An empty cache with room for at least ``capacity`` tokens of each of ``batch`` sequences.
+
+        With a :class:`jitfmha.PageLayout`, or its value, it has pages of 128 tokens, which follow
+        each other. Raises ``ValueError`` where ``head_dim`` does not fit into packed pages.
+        """
+        weight, pages, page_size = self.k_proj.weight, 1, capacity
+        if layout is not None:
+            pages, page_size = -(-capacity // _PAGE_SIZE), _PAGE_SIZE
+        k, v = PageLayout(layout or "rows").new_pages(
+            *(batch * pages, page_size, self.num_kv_heads, self.head_dim),
+            dtype=weight.dtype,
+            device=weight.device,
+        )
+        table = torch.arange(batch * pages, dtype=torch.int32, device=weight.device)
+        table = table.view(batch, pages)
+        seqlens = torch.zeros(batch, dtype=torch.int32, device=weight.device)
+        return AttentionCache(k, v, seqlens, None if layout is None else table)
 
     def extra_repr(self) -> str:
         shown = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
@@ -208,10 +234,11 @@ class Attention(nn.Module):
     def _behind(self, cache: AttentionCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         cos = sin = None
         if self.rotary_dim > 0:
-            cos, sin = self._rotary_tables(cache.k.shape[1], q.device)
+            cos, sin = self._rotary_tables(cache.capacity, q.device)
         out = flash_attn_with_kvcache(
             *(q, cache.k, cache.v, k, v, cos, sin),
             cache_seqlens=cache.seqlens,
+            block_table=cache.block_table,
             softmax_scale=self.softmax_scale,
             causal=True,
             window_size=self.window_size,

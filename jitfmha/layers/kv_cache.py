@@ -27,6 +27,7 @@ from ..problem.packed_pages import DIMENSIONS as PACKED_DIMENSIONS
 from ..problem.packed_pages import are_packed, check_packed_shape, shape_of_keys, shape_of_values
 from ..problem.problem import make_problem
 from ..problem.torch_parts import is_any_autocast_enabled, is_watched
+from .page_layout import write_to_pages
 from .peer_values import (
     as_flag,
     as_int,
@@ -274,23 +275,12 @@ class _Cache(NamedTuple):
 
     def append(self, k: Tensor, v: Tensor, seqlens_k: Tensor) -> None:
         """Write new keys and values behind the ``seqlens_k (b,)`` that are there."""
+        if self.block_table is not None:
+            write_to_pages("k_cache", (self.k, self.v), (k, v), seqlens_k, self.block_table)
+            return
         position = seqlens_k.long()[:, None] + torch.arange(k.shape[1], device=k.device)
-        if self.block_table is None:
-            first = self._sequences()[:, None]
-            second = position
-        else:
-            page_size = self.shapes[0][1]
-            first = self.block_table.long().gather(1, position // page_size)
-            check_page_numbers("k_cache", first, self.k.shape[0])
-            second = position % page_size
-        k, v = k.to(self.k.dtype), v.to(self.v.dtype)
-        if are_packed(self.k):
-            piece = self.k.shape[-1]
-            self.k[first, :, :, second] = k.unflatten(-1, (-1, piece))
-            self.v[first, :, second // piece, :, second % piece] = v
-        else:
-            self.k[first, second] = k
-            self.v[first, second] = v
+        at = self._sequences()[:, None], position
+        self.k[at], self.v[at] = k.to(self.k.dtype), v.to(self.v.dtype)
 
     def where_keys_lie(self) -> _WhereKeysLie:
         """Nothing is copied but, with ``leftpad``, where strides leave no other way."""
@@ -340,17 +330,6 @@ class _Cache(NamedTuple):
 def _lies_in_rows(x: Tensor) -> bool:
     """Whether the sequences of ``x (b, s, h, hdim)`` lie one after the other."""
     return min(x.shape[:2]) == 0 or x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
-
-
-def check_page_numbers(name: str, pages: Tensor, num_pages: int) -> None:
-    """Raise ``ValueError`` for pages of a ``block_table`` that ``name`` lacks, where they can be
-    read.
-    """
-    if not can_be_read(pages) or pages.numel() == 0:
-        return
-    for number in (int(pages.min()), int(pages.max())):
-        if not 0 <= number < num_pages:
-            raise ValueError(f"block_table names page {number}; {name} has {num_pages} pages")
 
 
 class Rotary(NamedTuple):

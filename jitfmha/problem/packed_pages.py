@@ -58,10 +58,18 @@ def packed_strides(
 
     ``hdims`` are those of keys and of values, whose rows are in whole pieces.
     """
-    piece = _piece(dtype)
-    k = torch.empty(pages, heads, hdims[0] // piece, page_size, piece, device="meta")
-    v = torch.empty(pages, heads, page_size // piece, hdims[1], piece, device="meta")
+    shapes = packed_shapes(pages, page_size, heads, hdims, dtype)
+    k, v = (torch.empty(shape, device="meta") for shape in shapes)
     return strides_of_keys(k), strides_of_values(v)
+
+
+def packed_shapes(
+    pages: int, page_size: int, heads: int, hdims: tuple[int, int], dtype: torch.dtype
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of packed pages of keys and of values, likewise."""
+    piece = _piece(dtype)
+    k = pages, heads, hdims[0] // piece, page_size, piece
+    return k, (pages, heads, page_size // piece, hdims[1], piece)
 
 
 def _piece(dtype: torch.dtype) -> int:
@@ -73,6 +81,13 @@ def as_rows(name: str, x: Tensor) -> Tensor:
     order = {"k": (0, 3, 1, 2, 4), "v": (0, 2, 4, 1, 3)}[name]
     shape = shape_of_keys(x) if name == "k" else shape_of_values(x)
     return x.permute(order).reshape(shape)
+
+
+def as_packed(name: str, x: Tensor) -> Tensor:
+    """Packed pages of the keys or values ``(num_pages, page_size, hk, hdim)``, copied."""
+    dim, order = {"k": (3, (0, 2, 3, 1, 4)), "v": (1, (0, 3, 1, 4, 2))}[name]
+    pieces: Tensor = x.unflatten(dim, (-1, _piece(x.dtype)))
+    return pieces.permute(order).contiguous()
 
 
 def check_whole_pieces(page_size: int, hdim: int, dtype: torch.dtype) -> None:
