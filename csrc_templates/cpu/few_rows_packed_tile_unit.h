@@ -28,24 +28,33 @@ using FewRowsUnit = ProductUnit;
 struct FewRowsRoom {
   // What pieces are multiplied with: a tile for each, [operand][lane]. All but the diagonals stays
   // 0.
-  float factors[std::max(kHdimQ, kFewKeys) / kPiece][kUnitOperands * kLanes];
+  float factors[round_up(std::max(kHdimQ, kFewKeys) / kPiece, kLanes)][kUnitOperands * kLanes];
   KeyElement copies[4][kTilePieces * kPiece];  // of tiles that do not lie in one piece
 };
 
 // Rows of factors, `stride` operands apart, to tiles for `pieces` pieces.
 template <int kRows>
-inline void spread_factors(const float* from, int stride, int pieces, FewRowsRoom& room) {
-  for (int piece = 0; piece < pieces; ++piece, from += kPieceOperands)
-    for (int r = 0; r < kRows; ++r)
-      for (int i = 0; i < kRowPieces; ++i)
-        for (int operand = 0; operand < kPieceOperands; ++operand)
-          room.factors[piece][(i * kPieceOperands + operand) * kLanes + r * kRowPieces + i] =
-              from[r * stride + operand];
+inline void spread_factors(const float* rows, int stride, int pieces, FewRowsRoom& room) {
+  for (int first = 0; first < pieces * kPieceOperands; first += kLanes) {
+    Vec block[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int r = lane % kRowsAtOnce;
+      block[lane] = r < kRows ? simd::load(rows + r * stride + first) : simd::broadcast(0.0f);
+    }
+    simd::transpose(block);
+    for (int n = 0; n < kLanes; ++n) {
+      float of_rows[kLanes];
+      simd::store(of_rows, block[n]);
+      float* to = room.factors[(first + n) / kPieceOperands] + n % kPieceOperands * kLanes;
+      for (int i = 0; i < kRowPieces; ++i, to += kPieceOperands * kLanes + kRowsAtOnce)
+        std::memcpy(to, of_rows, kRowsAtOnce * sizeof(float));
+    }
+  }
 }
 
 // Sums over `pieces` of them, of one tile or two: to[r * kStride + i] is that of piece i of the
 // tiles, with the factors of row r. tile(piece, t, copy) is where the piece of tile t lies, or
-// `copy`, which has it then. `meanwhile()` is called for every other piece.
+// `copy`, which has it then. `meanwhile()` is called for each piece.
 template <int kRows, int kStride, class Tile, class Meanwhile>
 inline void multiply_pieces(int pieces, bool has_two, const Tile& tile, float* to,
                             FewRowsRoom& room, Meanwhile& meanwhile) {
@@ -64,6 +73,7 @@ inline void multiply_pieces(int pieces, bool has_two, const Tile& tile, float* t
       tile_unit::add_bf16_products<1, 5, 6>();
     }
     if (piece + 1 == pieces) break;
+    meanwhile();
     tile_unit::load<7>(room.factors[piece + 1], kColumnBytes);
     tile_unit::load<4>(tile(piece + 1, 0, room.copies[2]), kRowBytes);
     tile_unit::add_bf16_products<2, 4, 7>();
@@ -79,7 +89,8 @@ inline void multiply_pieces(int pieces, bool has_two, const Tile& tile, float* t
   tile_unit::store<3>(odd + kTileFloats, kColumnBytes);
   for (int row = 0; row < (has_two ? 2 : 1) * kUnitRows; ++row) {
     float sums[kLanes];
-    simd::store(sums, simd::add(simd::load(even + row * kLanes), simd::load(odd + row * kLanes)));
+    simd::store(sums, simd::transpose_parts(simd::add(simd::load(even + row * kLanes),
+                                                      simd::load(odd + row * kLanes))));
     for (int r = 0; r < kRows; ++r)
       std::memcpy(to + r * kStride + row * kRowPieces, sums + r * kRowPieces,
                   kRowPieces * sizeof(float));
@@ -94,8 +105,7 @@ __attribute__((noinline)) void multiply_in_place(const float* queries, const Key
   spread_factors<kRows>(queries, kQueryStride, kPieces, room);
   const int64_t stride = key.stride();
   const bool has_whole_tiles = key.rows.page_size % kTilePieces == 0;
-  auto ask =
-      in_turns(count, (count + kBlockPieces - 1) / kBlockPieces * ((kPieces + 1) / 2), meanwhile);
+  auto ask = in_turns(count, (count + kBlockPieces - 1) / kBlockPieces * kPieces, meanwhile);
   for (int first = 0; first < count; first += kBlockPieces) {
     // Runs of keys lie in one page each. Where there are none any more, the last one is repeated.
     const int last = (count - 1) / kPiece * kPiece;
@@ -126,7 +136,7 @@ __attribute__((noinline)) void accumulate_in_place(float* probabilities, const V
   spread_factors<kRows>(probabilities, kScoreStride, pieces, room);
   const PiecesOfValues values(value, count);
   constexpr int kBlocks = (kHdimV + kBlockPieces - 1) / kBlockPieces;
-  auto ask = in_turns(count, kBlocks * ((pieces + 1) / 2), meanwhile);
+  auto ask = in_turns(count, kBlocks * pieces, meanwhile);
   float sums[kRows][kBlocks * kBlockPieces];
   for (int first = 0; first < kHdimV; first += kBlockPieces) {
     const auto tile = [&](int piece, int t, KeyElement* copy) -> const KeyElement* {

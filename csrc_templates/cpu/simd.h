@@ -14,6 +14,8 @@
 //     repeat(from, parts)           the kLanes / parts floats from there on, once in each part
 //     sum_parts(rows, parts, to)    to[i * parts + j] is the sum of the j-th of as many parts of
 //                                   rows[i]'s lanes
+//     transpose_parts(a)            where there are tile units: lanes as a matrix with rows of four
+//                                   columns, or one, as many as fit, transposed
 //     load_transposed(rows, block)  block[j] lane i is the j-th float from rows[i] on
 //
 // For x < 128: 2^x = scale_exponent(2^(c - w), w), where c = clamp_exponent(x) and

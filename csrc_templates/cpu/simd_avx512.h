@@ -141,10 +141,13 @@ inline Vec repeat(const float* from, std::integral_constant<int, 4>) {
 inline Vec repeat(const float* from, std::integral_constant<int, 2>) {
   return _mm512_broadcast_f32x8(_mm256_loadu_ps(from));
 }
+inline Vec transpose_parts(Vec a) {
+  const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_ps(in_order, a);
+}
 // The sums of the quarters of four rows, row by row.
 inline Vec sum_quarters(Vec a, Vec b, Vec c, Vec d) {
-  const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  return _mm512_permutexvar_ps(in_order, add_neighbours(add_halves(a, b), add_halves(c, d)));
+  return transpose_parts(add_neighbours(add_halves(a, b), add_halves(c, d)));
 }
 inline void sum_parts(const Vec (&rows)[kLanes], std::integral_constant<int, 4>, float* to) {
   for (int i = 0; i < kLanes; i += 4)

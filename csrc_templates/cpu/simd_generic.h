@@ -98,6 +98,7 @@ inline float sum_lanes(Vec a) { return (a[0] + a[1]) + (a[2] + a[3]); }
 inline Vec sum_rows(const Vec (&rows)[kLanes]) {
   return Vec{sum_lanes(rows[0]), sum_lanes(rows[1]), sum_lanes(rows[2]), sum_lanes(rows[3])};
 }
+inline Vec transpose_parts(Vec a) { return a; }
 inline float largest_lane(Vec a) {
   const float first = a[0] < a[1] ? a[1] : a[0], second = a[2] < a[3] ? a[3] : a[2];
   return first < second ? second : first;
