@@ -9,15 +9,14 @@
 #include <algorithm>
 #include <cstring>
 
+#include "few_rows_operands.h"
 #include "problem.h"
-#include "products.h"
-#include "tiles.h"
 
 namespace {
 
 // Keys that are done in a step, so few that a step of several heads fits into the cache. Their
 // first one is a multiple of kFewKeysUnit.
-constexpr int kFewKeys = round_up(32, kLanes);
+constexpr int kFewKeys = round_up(32, kFewVectorElements);
 constexpr int kFewKeysUnit = kLanes;
 // Blocks of rows that fit into registers.
 constexpr int kRowsAtOnce = 4;
@@ -26,14 +25,6 @@ constexpr int kRowsAtOnce = 4;
 struct FewRowsRoom {};
 // What they need of a thread for as long as it computes.
 struct FewRowsUnit {};
-
-// Floats of a query.
-constexpr int kQueryStride = round_up(kHdimQ, kLanes);
-inline void load_few_query(const Element* from, float* to) {
-  Element edge[kLanes];
-  for (int d = 0; d < kHdimQ; d += kLanes)
-    simd::store(to + d, Dtype::load(readable<kHdimQ>(from, d, edge)));
-}
 
 // Keys or values of one head from key `from` on.
 struct InPlace {
@@ -64,15 +55,17 @@ __attribute__((noinline)) void multiply_in_place(const float* queries, const Key
     }
     Vec dots[kLanes];
     for (Vec& a : dots) a = simd::broadcast(0.0f);
-    for (int d = 0; d < kHdimQ; d += kLanes)
+    for (int d = 0; d < kHdimQ; d += kFewVectorElements)
 #pragma GCC unroll 16
       for (int i = 0; i < kKeys; ++i) {
-        KeyElement edge[kLanes];
-        const Vec elements = KeyDtype::load(readable<kHdimQ>(keys[i], d, edge));
+        KeyElement edge[kFewVectorElements];
+        const Vec elements =
+            FewOperands::load_along_row<KeyDtype>(readable<kHdimQ>(keys[i], d, edge));
+        const float* query = queries + d / FewOperands::kElements;
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r)
-          dots[r * kKeys + i] = simd::mul_add(simd::load(queries + r * kQueryStride + d), elements,
-                                              dots[r * kKeys + i]);
+          dots[r * kKeys + i] = FewOperands::mul_add(simd::load(query + r * kQueryStride), elements,
+                                                     dots[r * kKeys + i]);
       }
     float sums[kLanes];
     simd::store(sums, simd::sum_rows(dots));
@@ -83,35 +76,52 @@ __attribute__((noinline)) void multiply_in_place(const float* queries, const Key
 
 // outputs[r * kOutputStride + d] = themselves * decay[r]
 //     + the sum over `count` keys of probabilities[r * kScoreStride + key] * value(key)[d]
+// Probabilities become operands in their place.
 template <int kRows, int kScoreStride, int kOutputStride, class Meanwhile>
-__attribute__((noinline)) void accumulate_in_place(const float* probabilities,
-                                                   const ValuesInPlace& value, int count,
-                                                   const float* decay, float* outputs, FewRowsRoom&,
-                                                   const Meanwhile& meanwhile) {
+__attribute__((noinline)) void accumulate_in_place(float* probabilities, const ValuesInPlace& value,
+                                                   int count, const float* decay, float* outputs,
+                                                   FewRowsRoom&, const Meanwhile& meanwhile) {
+  constexpr int kTogether = FewOperands::kElements;
+  static constexpr KeyElement kZeros[kHdimV] = {};
+  for (int r = 0; r < kRows; ++r)
+    probabilities_to_operands<kTogether>(probabilities + r * kScoreStride, count);
   constexpr int kRowVectors = (kHdimV + kLanes - 1) / kLanes;
   constexpr int kVectors = std::min(std::max(kBlockRows * kBlockVectors / kRows, 1), kRowVectors);
   for (int first = 0; first < kRowVectors; first += kVectors) {
     const int vectors =
         kRowVectors % kVectors == 0 ? kVectors : std::min(kVectors, kRowVectors - first);
     Vec block[kVectors][kRows];
-    for (auto& column : block)
-      for (Vec& a : column) a = simd::broadcast(0.0f);
-    for (int key = 0; key < count; ++key) {
-      const KeyElement* row = value(key);
-      if (first == 0) meanwhile(key);
+#pragma GCC unroll 16
+    for (int x = 0; x < kVectors; ++x)
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) block[x][r] = simd::broadcast(0.0f);
+    for (int key = 0; key < count; key += kTogether) {
+      const KeyElement* rows[kTogether];
+#pragma GCC unroll 2
+      for (int i = 0; i < kTogether; ++i) {
+        const bool is_there = i == 0 || key + i < count;
+        rows[i] = is_there ? value(key + i) : kZeros;
+        if (first == 0 && is_there) meanwhile(key + i);
+      }
 #pragma GCC unroll 16
       for (int x = 0; x < kVectors; ++x)
         if (x < vectors) {
-          KeyElement edge[kLanes];
-          const Vec elements = KeyDtype::load(readable<kHdimV>(row, (first + x) * kLanes, edge));
+          KeyElement edges[kTogether][kLanes];
+          const KeyElement* columns[kTogether];
+#pragma GCC unroll 2
+          for (int i = 0; i < kTogether; ++i)
+            columns[i] = readable<kHdimV>(rows[i], (first + x) * kLanes, edges[i]);
+          const Vec elements = FewOperands::load_down_columns<KeyDtype>(columns);
 #pragma GCC unroll 4
-          for (int r = 0; r < kRows; ++r)
-            block[x][r] = simd::mul_add(simd::broadcast(probabilities[r * kScoreStride + key]),
-                                        elements, block[x][r]);
+          for (int r = 0; r < kRows; ++r) {
+            const float probability = probabilities[r * kScoreStride + key / kTogether];
+            block[x][r] = FewOperands::mul_add(simd::broadcast(probability), elements, block[x][r]);
+          }
         }
     }
 #pragma GCC unroll 16
     for (int x = 0; x < kVectors; ++x)
+#pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         float* out = outputs + r * kOutputStride + (first + x) * kLanes;
         if (x < vectors)

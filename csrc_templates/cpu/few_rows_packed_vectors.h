@@ -84,9 +84,9 @@ template <int kRows, int kScoreStride, int kOutputStride, class Meanwhile>
 __attribute__((noinline)) void accumulate_in_place(float* probabilities, const ValuesInPlace& value,
                                                    int count, const float* decay, float* outputs,
                                                    FewRowsRoom&, const Meanwhile& meanwhile) {
-  int pieces = 0;
+  const int pieces = (count + kPiece - 1) / kPiece;
   for (int r = 0; r < kRows; ++r)
-    pieces = probabilities_to_operands(probabilities + r * kScoreStride, count);
+    probabilities_to_operands<kPiece>(probabilities + r * kScoreStride, count);
   const PiecesOfValues values(value, count);
   constexpr int kVectors = kLanes / kRows, kColumns = kVectors * kVectorPieces;
   constexpr int kBlocks = (kHdimV + kColumns - 1) / kColumns;

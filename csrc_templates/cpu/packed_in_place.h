@@ -10,9 +10,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "few_rows_operands.h"
 #include "problem.h"
-#include "products.h"
-#include "tiles.h"
 
 namespace {
 
@@ -21,15 +20,8 @@ constexpr int kPiece = 16 / sizeof(KeyElement);
 
 // As in few_rows.h.
 constexpr int kFewKeys = std::min(kTileUnit ? 256 : 128, kTileKeys);
-constexpr int kQueryStride = padded_depth_of(kHdimQ);
 static_assert(kHdimQ % kPiece == 0, "keys are in whole pieces");
-static_assert(kFewKeys % kVectorElements == 0, "operands of probabilities have room");
-inline void load_few_query(const Element* from, float* to) {
-  Element edge[kVectorElements];
-  for (int d = 0; d < kHdimQ; d += kVectorElements)
-    simd::store(to + d / kOperandElements,
-                Operands::load_along_row<Dtype>(readable<kHdimQ>(from, d, edge)));
-}
+static_assert(kFewKeys % kFewVectorElements == 0, "operands of probabilities have room");
 
 struct InPlace {
   KeyRows rows;
@@ -92,20 +84,6 @@ struct PiecesOfValues {
     at[whole] = last;
   }
 };
-
-// A row of probabilities becomes operands in their place, with zeros behind the last one. Returns
-// the number of pieces that they reach into.
-inline int probabilities_to_operands(float* row, int count) {
-  const int pieces = (count + kPiece - 1) / kPiece;
-  const int end = round_up(pieces * kPiece, kVectorElements);
-  std::fill(row + count, row + end, 0.0f);
-  for (int key = 0; key < end; key += kVectorElements) {
-    Vec floats[kOperandElements];
-    for (int i = 0; i < kOperandElements; ++i) floats[i] = simd::load(row + key + i * kLanes);
-    simd::store(row + key / kOperandElements, Operands::from_successive_floats(floats));
-  }
-  return pieces;
-}
 
 // outputs = outputs * decay + sums, for the rows of a block.
 template <int kRows, int kOutputStride, int kColumns>

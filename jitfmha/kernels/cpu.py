@@ -368,6 +368,7 @@ def _product_sources(traits: CpuTraits) -> dict[str, str]:
     if traits.direction == "forward":
         sources["products.h"] = f"cpu/products_{of_unit}.h"
         sources["few_rows.h"] = "cpu/few_rows.h"
+        sources["few_rows_operands.h"] = "cpu/few_rows_operands.h"
         if traits.packed_pages:
             sources["few_rows.h"] = f"cpu/few_rows_packed_{of_unit}.h"
             sources["packed_in_place.h"] = "cpu/packed_in_place.h"
