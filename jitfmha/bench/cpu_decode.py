@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..call.interface import fmha_fwd
-from ..layers.page_layout import PageLayout
 from ..problem.dtypes import DTYPE_NAMES
+from ..problem.packed_pages import as_packed
 from .over_sdpa import TOLERANCE, Sizes, time_over_sdpa, verified
 from .report import Progress, Report
 from .timing import Timings, alternate
@@ -54,8 +54,9 @@ def _in_packed_pages(
     batch, rows, keys, heads_q, heads_k, hdim = sizes
     q = torch.randn(batch, rows, heads_q, hdim).to(dtype)
     k, v = (torch.randn(batch, keys, heads_k, hdim).to(dtype) for _ in range(2))
-    in_rows = (x.view(-1, _PAGE_SIZE, heads_k, hdim) for x in (k, v))
-    k_pages, v_pages = PageLayout.PACKED.converted(*in_rows)
+    k_pages, v_pages = (
+        as_packed(side, x.view(-1, _PAGE_SIZE, heads_k, hdim)) for side, x in (("k", k), ("v", v))
+    )
     table = torch.arange(len(k_pages), dtype=torch.int32).view(batch, -1)
     sums_q, sums_k = (torch.arange(batch + 1, dtype=torch.int32) * n for n in (rows, keys))
 
