@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from .layers.split_keys import mha_fwd_splitkv as mha_fwd_splitkv
     from .problem.dropout import dropout_randval as dropout_randval
     from .problem.dropout import new_rng_state as new_rng_state
+    from .rows.heads.interface import qk_norm_rope_cache as qk_norm_rope_cache
     from .rows.interface import layer_norm as layer_norm
     from .rows.interface import rms_norm as rms_norm
     from .rows.interface import softmax as softmax
@@ -85,6 +86,7 @@ _NAMES = {
     ".jit.errors": ("BuildError", "CacheError", "CompilerNotFound"),
     ".layers.kv_cache": ("flash_attn_with_kvcache",),
     ".layers.mla": ("mla_absorbed_fwd", "mla_fwd"),
+    ".rows.heads.interface": ("qk_norm_rope_cache",),
     ".rows.interface": ("layer_norm", "rms_norm", "softmax"),
     ".layers.split_keys": ("flash_attn_combine", "mha_fwd_splitkv"),
     ".integrations.stand_in": ("install_as",),
