@@ -3,7 +3,8 @@
 import pytest
 import torch
 from drawn_rows import drawn_index
-from head_calls import Kind, check_call, draw_call, draw_kind
+from head_calls import check_call, draw_call, draw_kind
+from packed_pages import packed_keys, packed_values
 from test_heads import check_not_finite
 
 import jitfmha
@@ -22,10 +23,16 @@ def test_drawn_calls(arch, dtypes, rng, poisoned_memory):
 
 
 def test_packed_pages(rng, poisoned_memory):
-    kind = Kind(*(torch.bfloat16,) * 4, interleaved=True, packed=True)
+    """Of which tokens have several pieces."""
+    q, k = (torch.randn(2, 13, heads, 64, generator=rng).bfloat16() for heads in (4, 3))
+    pages = torch.randn(2, 5, 16, 3, 64, generator=rng).bfloat16()
+    given = {
+        **{"q": q, "k": k, "v": k.clone(), "cache_seqlens": torch.tensor([0, 6]).int()},
+        **{"k_cache": packed_keys(pages[0]), "v_cache": packed_values(pages[1])},
+        "block_table": torch.tensor([[3, 0], [1, 4]]).int(),
+    }
     with jitfmha.emulate("gfx950", check=True) as run:
-        for _ in range(2):
-            check_call(draw_call(rng, kind, 64))
+        check_call(given)
         assert not run.findings()
 
 

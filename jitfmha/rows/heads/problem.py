@@ -22,7 +22,7 @@ from ...problem.packed_pages import (
 MOST_HDIM = 576
 HEAD_DTYPES = torch.float32, torch.bfloat16, torch.float16
 CACHE_DTYPES = (*FP8_NAMES, torch.int8)
-_MOST_NUMBER = 2**31 - 1
+MOST_NUMBER = 2**31 - 1
 
 
 class HeadArguments(NamedTuple):
@@ -144,11 +144,11 @@ def _check_heads(arguments: HeadArguments, first: Tensor) -> None:
             )
         if not 1 <= x.shape[-1] <= MOST_HDIM:
             raise ValueError(f"{name} has an hdim of {x.shape[-1]}; expected 1 to {MOST_HDIM}")
+        if x.shape[:-1].numel() > MOST_NUMBER:
+            raise NotImplementedError(f"{name} is {describe(x)}; 2**31 - 1 heads are served")
         check_last_dimension(name, x)
     if q is not None and k is not None and q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q has an hdim of {q.shape[-1]}, k of {k.shape[-1]}; both must agree")
-    if first.shape[:-1].numel() > _MOST_NUMBER:
-        raise ValueError(f"q is {describe(first)}; it must have less than 2**31 heads")
     for name, out in (("q", arguments.q_out), ("k", arguments.k_out)):
         if out is not None and overlaps_itself(out):
             raise ValueError(f"{name} has strides {out.stride()}; several of its elements are one")
@@ -253,7 +253,7 @@ def _check_caches(arguments: HeadArguments, first: Tensor) -> torch.dtype:
                 f"{name} has dtype {cache.dtype}; both caches are {x.dtype} as k and v, or one of "
                 f"{', '.join(map(str, CACHE_DTYPES))}"
             )
-        if rows[0] * rows[1] > _MOST_NUMBER:
+        if rows[0] * rows[1] > MOST_NUMBER:
             raise NotImplementedError(f"{name} has {rows[0] * rows[1]} rows; 2**31 - 1 are served")
     for (name, scale), x in zip(scales, (k, v), strict=True):
         if scale is None:
