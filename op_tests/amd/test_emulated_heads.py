@@ -27,8 +27,12 @@ def test_packed_pages(rng, poisoned_memory):
     q, k = (torch.randn(2, 13, heads, 64, generator=rng).bfloat16() for heads in (4, 3))
     pages = torch.randn(2, 5, 16, 3, 64, generator=rng).bfloat16()
     given = {
-        **{"q": q, "k": k, "v": k.clone(), "cache_seqlens": torch.tensor([0, 6]).int()},
-        **{"k_cache": packed_keys(pages[0]), "v_cache": packed_values(pages[1])},
+        "q": q,
+        "k": k,
+        "v": k.clone(),
+        "k_cache": packed_keys(pages[0]),
+        "v_cache": packed_values(pages[1]),
+        "cache_seqlens": torch.tensor([0, 6]).int(),
         "block_table": torch.tensor([[3, 0], [1, 4]]).int(),
     }
     with jitfmha.emulate("gfx950", check=True) as run:
