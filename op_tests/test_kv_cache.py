@@ -329,6 +329,28 @@ def test_append_and_rotary_on_gpus(rng, arch, page_size):
     assert run.findings() == ()
 
 
+def test_new_keys_are_rounded_to_eight_bits(rng, poisoned_memory):
+    """By scales that are powers of two, which leaves rounding alone."""
+    q, k, v = (torch.randn(2, 3, 2, 32, generator=rng).bfloat16() for _ in range(3))
+    caches = torch.randn(2, 2, 20, 2, 32, generator=rng).to(torch.float8_e4m3fn).unbind()
+    k_descale, v_descale = torch.tensor([2.0**-9]), torch.tensor([0.25, 2.0])
+    scales = {"k_descale": k_descale, "v_descale": v_descale}
+    lengths = torch.tensor([0, 17], dtype=torch.int32)
+    before = [x.clone() for x in caches]
+    given = {"cache_seqlens": lengths, "causal": True, **scales}
+    out = flash_attn_with_kvcache(q, *caches, k, v, **given)
+    for x, new, scale, old in zip(caches, (k, v), scales.values(), before, strict=True):
+        rounded = (new.float() / scale[:, None]).clamp(-448, 448).to(x.dtype)
+        for n, length in enumerate(lengths.tolist()):
+            old[n, length : length + 3] = rounded[n]
+        assert torch.equal(x.view(torch.uint8), old.view(torch.uint8))
+    given["cache_seqlens"] = lengths + 3
+    torch.testing.assert_close(out, flash_attn_with_kvcache(q, *caches, **given))
+    tokens = {"k_descale": torch.ones(2, 20, 2, 1)}
+    with refused(NotImplementedError, "scales of tokens", "bfloat16"):
+        flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=lengths, causal=True, **tokens)
+
+
 @pytest.mark.parametrize("where", ["rows", "cache_leftpad", "cache_batch_idx", "block_table"])
 def test_compiled(rng, where):
     """Without graph breaks, new keys and their rotation included."""

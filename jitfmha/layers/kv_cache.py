@@ -28,7 +28,7 @@ from ..problem.packed_pages import are_packed, check_packed_shape, shape_of_keys
 from ..problem.problem import make_problem
 from ..problem.torch_parts import is_any_autocast_enabled, is_watched
 from ..rows.heads.interface import run_or_trace
-from ..rows.heads.problem import HEAD_DTYPES, HeadArguments
+from ..rows.heads.problem import CACHE_DTYPES, HEAD_DTYPES, HeadArguments
 from .peer_values import (
     as_flag,
     as_int,
@@ -75,6 +75,8 @@ def flash_attn_with_kvcache(
         v_cache: as k_cache, with a head dimension of its own.
         k, v: ``(b, s_new, hk, hdim)`` and ``(b, s_new, hk, hdim_v)`` of the caches' dtype, written
             into these behind the ``cache_seqlens`` keys of each sequence, in place. Both or none.
+            Beside caches of e4m3 or int8 they may have more bits: they are divided by k_descale and
+            v_descale, of the shape ``(1,)`` or ``(hk,)``, and rounded.
         rotary_cos, rotary_sin: ``(seqlen_ro, rotary_dim / 2)`` in q's dtype: k is rotated by the
             rows from ``cache_seqlens`` on before it is written. So is q, where there is a causal
             mask or a window; else every query by the row ``cache_seqlens``. They need k and v.
@@ -296,6 +298,12 @@ class _Cache(NamedTuple):
         caches = [self.k, self.v]
         if k.dtype not in HEAD_DTYPES:  # bytes, which are copied as they are
             given, caches = ([x.view(torch.int8) for x in pair] for pair in (given, caches))
+        scales = (self.k_descale, self.v_descale) if k.dtype != self.k.dtype else (None, None)
+        if any(is_of_tokens(x) for x in scales):
+            raise NotImplementedError(
+                f"k has dtype {k.dtype} and the cache {self.k.dtype} with scales of tokens; round "
+                "new keys and values, and write their scales, before"
+            )
         turned = None if rotary is None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
         of_rotary = {} if rotary is None else rotary.tables()
         run_or_trace(
@@ -309,6 +317,8 @@ class _Cache(NamedTuple):
                 cache_seqlens=seqlens_k,
                 block_table=self.block_table,
                 cache_batch_idx=self.batch_idx,
+                k_scale=scales[0],
+                v_scale=scales[1],
                 q_moves=q_moves,
                 **of_rotary,
             )
@@ -463,7 +473,8 @@ def _checked_new(cache: _Cache, k: Tensor | None, v: Tensor | None) -> tuple[Ten
                 f"{name} is {describe(x)}; expected (batch, new keys, heads, hdim), which is "
                 f"{expected}"
             )
-        if x.dtype != whole.dtype:
+        is_rounded = x.dtype in HEAD_DTYPES and whole.dtype in CACHE_DTYPES
+        if x.dtype != whole.dtype and not is_rounded:
             raise TypeError(f"{name} has dtype {x.dtype}; {name}_cache has {whole.dtype}")
     return k, v
 
