@@ -7,8 +7,10 @@ import torch
 from drawn_rows import drawn_index
 from head_calls import check_call, draw_call, draw_kind
 from norm_reference import LARGEST
+from packed_pages import packed_keys, packed_values
 
 import jitfmha
+from jitfmha import aiter  # noqa: A004
 from jitfmha.rows.heads.interface import qk_norm_rope_cache
 
 
@@ -100,6 +102,33 @@ def test_compiled(rng):
             written = qkv.clone(), torch.zeros(2, 2, 8, 1, 16)
             results.append((function(*written, inplace), *written))
         torch.testing.assert_close(*results)
+
+
+def test_aiter_writes_into_caches(rng):
+    """By slots, of which there may be fewer than tokens, and none of some."""
+    k, v = torch.randn(2, 5, 2, 32, generator=rng).bfloat16()
+    slots, taken = torch.tensor([17, -1, 40, 3]), [17, 40, 3]
+    for dtype, asked in ((torch.bfloat16, "auto"), (torch.uint8, "fp8")):
+        caches = torch.zeros(2, 3, 16, 2, 32, dtype=dtype).unbind()
+        scales = torch.tensor([0.25]), torch.tensor([0.5, 1.0])
+        aiter.reshape_and_cache_flash(k, v, *caches, slots, asked, *scales)
+        packed = packed_keys(caches[0]).zero_(), packed_values(caches[1]).zero_()
+        aiter.reshape_and_cache(k, v, *packed, slots, asked, *scales, asm_layout=True)
+        for x, new, scale in zip(caches, (k, v), scales, strict=True):
+            wanted = torch.zeros_like(x).flatten(0, 1)
+            made = new[[0, 2, 3]]
+            if dtype == torch.uint8:
+                made = (made.float() / scale[:, None]).to(torch.float8_e4m3fn).view(dtype)
+            wanted[taken] = made
+            assert torch.equal(x.flatten(0, 1), wanted)
+        assert torch.equal(packed[0], packed_keys(caches[0]))
+        assert torch.equal(packed[1], packed_values(caches[1]))
+    with pytest.raises(ValueError, match=r"is 'fp8'; key_cache is a torch\.bfloat16"):
+        aiter.reshape_and_cache_flash(k, v, k[None], v[None], slots, "fp8", *scales)
+    with pytest.raises(NotImplementedError, match="kv_cache_dtype is 'int4'"):
+        aiter.reshape_and_cache_flash(k, v, *caches, slots, "int4", *scales)
+    with pytest.raises(NotImplementedError, match="asm_layout is False"):
+        aiter.reshape_and_cache(k, v, *caches, slots, "auto")
 
 
 Q, K, COS = torch.zeros(2, 3, 4, 8), torch.zeros(2, 3, 2, 8), torch.ones(9, 4)
