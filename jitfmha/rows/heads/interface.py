@@ -42,7 +42,8 @@ def qk_norm_rope_cache(
     Args:
         q, k, v: float32, bfloat16 or float16 ``(b, s, heads, hdim)``, or ``(tokens, heads, hdim)``
             of one sequence; any strides but the last, so that they may be parts of one packed
-            tensor. hdim is 1 to 576, that of q and k the same.
+            tensor. hdim is 1 to 576, that of q and k the same. Or k and v int8, which go into an
+            int8 cache as they are.
         q_weight, k_weight: ``(hdim,)`` in q's dtype or float32: heads are normalised, and
             multiplied with it. None: they are not.
         eps: of the norms, at least 0.

@@ -133,10 +133,15 @@ def _check_heads(arguments: HeadArguments, first: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x is None:
             continue
-        if x.dtype not in HEAD_DTYPES or x.dtype != first.dtype:
+        if x.dtype not in (*HEAD_DTYPES, torch.int8) or x.dtype != first.dtype:
             raise NotImplementedError(
-                f"{name} has dtype {x.dtype}; all of q, k and v are float32, bfloat16 or float16"
+                f"{name} has dtype {x.dtype}; all of q, k and v are float32, bfloat16 or float16, "
+                "or k and v int8"
             )
+        if x.dtype == torch.int8 and any(
+            each is not None for each in (q, arguments.k_weight, arguments.cos)
+        ):
+            raise NotImplementedError(f"{name} is int8, which goes into a cache as it is")
         if x.dim() not in (3, 4) or x.shape[:-2] != first.shape[:-2]:
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)}; expected (b, s, heads, hdim) or (tokens, "
@@ -248,10 +253,11 @@ def _check_caches(arguments: HeadArguments, first: Tensor) -> torch.dtype:
                 f"{name} has shape {tuple(cache.shape)}; expected (pages, page_size, heads, hdim) "
                 f"as k_cache, with the heads of {name[0]}, {tuple(x.shape[-2:])}"
             )
-        if cache.dtype not in (x.dtype, *CACHE_DTYPES) or cache.dtype != k_cache.dtype:
+        dtypes = (x.dtype,) if x.dtype == torch.int8 else (x.dtype, *CACHE_DTYPES)
+        if cache.dtype not in dtypes or cache.dtype != k_cache.dtype:
+            choices = ", ".join(map(str, dtypes))
             raise NotImplementedError(
-                f"{name} has dtype {cache.dtype}; both caches are {x.dtype} as k and v, or one of "
-                f"{', '.join(map(str, CACHE_DTYPES))}"
+                f"{name} has dtype {cache.dtype}; both caches are one of {choices}"
             )
         if rows[0] * rows[1] > MOST_NUMBER:
             raise NotImplementedError(f"{name} has {rows[0] * rows[1]} rows; 2**31 - 1 are served")
