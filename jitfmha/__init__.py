@@ -59,11 +59,11 @@ if TYPE_CHECKING:
     from .layers.mla import mla_absorbed_fwd as mla_absorbed_fwd
     from .layers.mla import mla_fwd as mla_fwd
     from .layers.page_layout import PageLayout as PageLayout
-    from .layers.page_layout import append_to_pages as append_to_pages
     from .layers.split_keys import flash_attn_combine as flash_attn_combine
     from .layers.split_keys import mha_fwd_splitkv as mha_fwd_splitkv
     from .problem.dropout import dropout_randval as dropout_randval
     from .problem.dropout import new_rng_state as new_rng_state
+    from .rows.heads.interface import qk_norm_rope_cache as qk_norm_rope_cache
     from .rows.interface import layer_norm as layer_norm
     from .rows.interface import rms_norm as rms_norm
     from .rows.interface import softmax as softmax
@@ -87,7 +87,8 @@ _NAMES = {
     ".jit.errors": ("BuildError", "CacheError", "CompilerNotFound"),
     ".layers.kv_cache": ("flash_attn_with_kvcache",),
     ".layers.mla": ("mla_absorbed_fwd", "mla_fwd"),
-    ".layers.page_layout": ("PageLayout", "append_to_pages"),
+    ".layers.page_layout": ("PageLayout",),
+    ".rows.heads.interface": ("qk_norm_rope_cache",),
     ".rows.interface": ("layer_norm", "rms_norm", "softmax"),
     ".layers.split_keys": ("flash_attn_combine", "mha_fwd_splitkv"),
     ".integrations.stand_in": ("install_as",),

@@ -72,10 +72,12 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("options", OPTIONS)
 def test_batches(rng, options):
+    """With gradients and without, which have ways of their own."""
     own = module(rng, **options)
-    for seqlen in (0, 1, 33):
+    for seqlen, is_training in ((0, True), (1, False), (33, True), (33, False)):
         x = torch.randn(2, seqlen, EMBED_DIM, generator=rng)
-        out = own(x)
+        with torch.set_grad_enabled(is_training):
+            out = own(x)
         torch.testing.assert_close(out.double(), expected(own, x), rtol=1e-3, atol=1e-3)
 
 
@@ -84,9 +86,11 @@ def test_packed_sequences(rng, options):
     own = module(rng, **options)
     lengths = [5, 0, 17, 1]
     x = torch.randn(sum(lengths), EMBED_DIM, generator=rng)
-    out = own(x, cu_seqlens=prefix_sums(lengths), max_seqlen=17)
     parts = [expected(own, part[None])[0] for part in x.split(lengths)]
-    torch.testing.assert_close(out.double(), torch.cat(parts), rtol=1e-3, atol=1e-3)
+    for is_training in (True, False):
+        with torch.set_grad_enabled(is_training):
+            out = own(x, cu_seqlens=prefix_sums(lengths), max_seqlen=17)
+        torch.testing.assert_close(out.double(), torch.cat(parts), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("options", [x for x in OPTIONS if x.get("causal")])
@@ -138,9 +142,10 @@ def test_compiled(rng):
 
 
 def test_context(rng):
-    own = module(rng, num_kv_heads=1)
+    own = module(rng, num_kv_heads=1, qk_norm=True)
     x, context = (torch.randn(2, n, EMBED_DIM, generator=rng) for n in (33, 49))
-    out = own(x, context)
+    with torch.no_grad():
+        out = own(x, context)
     torch.testing.assert_close(out.double(), expected(own, x, context), rtol=1e-3, atol=1e-3)
 
 
@@ -161,6 +166,18 @@ def test_gradients_of_parameters(rng):
     found = (weight.grad.double() * step).sum().item()
     assert found == pytest.approx(slope, rel=1e-3, abs=1e-6)
     assert all(parameter.grad is not None for parameter in own.parameters())
+
+
+def test_norms_that_somebody_changed(rng):
+    """Hooks run, and other modules are called, with a cache and without."""
+    own, x = module(rng, causal=True, qk_norm=True), torch.randn(1, 3, EMBED_DIM, generator=rng)
+    seen = []
+    own.k_norm.register_forward_hook(lambda *given: seen.append(given[-1].shape))
+    with torch.no_grad():
+        results = [own(x), own(x, cache=own.new_cache(1, 4))]
+    assert seen == [(1, 3, HEADS, HDIM)] * 2
+    for out in results:
+        torch.testing.assert_close(out.double(), expected(own, x), rtol=1e-3, atol=1e-3)
 
 
 def test_dropout_in_training_only(rng):

@@ -85,7 +85,7 @@ ROOMS = (
     ("planning",),  # targets and plans
     ("kernels", "emulator"),  # the families; the GPUs that are not here
     ("call",),  # from arguments to a launch, and PyTorch's side of it
-    ("rows",),  # softmax and norms, which attention does not need
+    ("rows",),  # what attention does not need: softmax and norms; heads before it
     ("layers", "context_parallel", "ahead", "replay", "bench"),
     ("flash_attn", "aiter", "export"),
     ("integrations",),

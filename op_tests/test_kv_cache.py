@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -327,6 +328,53 @@ def test_append_and_rotary_on_gpus(rng, arch, page_size):
         check_append(rng, page_size, new=6)
         check_rotary(rng, {"causal": True}, interleaved=True)
     assert run.findings() == ()
+
+
+@pytest.mark.parametrize("device", ["cpu", "gfx942"])
+def test_new_keys_of_eight_bits_are_copied(rng, device):
+    """All of their bytes, also into packed pages."""
+    codes = torch.arange(256, dtype=torch.uint8).view(2, 2, 2, 32)
+    pages = torch.zeros(2, 2, 16, 2, 32, dtype=torch.uint8)
+    table = torch.tensor([[1], [0]], dtype=torch.int32)
+    lengths = torch.tensor([0, 13], dtype=torch.int32)
+    dtype = torch.float8_e4m3fnuz
+    q = torch.randn(2, 1, 2, 32, generator=rng).bfloat16()
+    wanted = pages[0].clone()
+    for n, length in enumerate(lengths.tolist()):
+        wanted[1 - n, length : length + 2] = codes[n]
+    for is_packed in (False, True):
+        caches = [packed_keys(pages[0]), packed_values(pages[1])] if is_packed else [*pages.clone()]
+        new = codes.view(dtype)
+        with emulate(device) if device != "cpu" else nullcontext():
+            flash_attn_with_kvcache(
+                *(q, *(x.view(dtype) for x in caches), new, new),
+                cache_seqlens=lengths,
+                block_table=table,
+            )
+        forms = (packed_keys(wanted), packed_values(wanted)) if is_packed else (wanted, wanted)
+        assert all(map(torch.equal, caches, forms))
+
+
+def test_new_keys_are_rounded_to_eight_bits(rng, poisoned_memory):
+    """By scales that are powers of two, which leaves rounding alone."""
+    q, k, v = (torch.randn(2, 3, 2, 32, generator=rng).bfloat16() for _ in range(3))
+    caches = torch.randn(2, 2, 20, 2, 32, generator=rng).to(torch.float8_e4m3fn).unbind()
+    k_descale, v_descale = torch.tensor([2.0**-9]), torch.tensor([0.25, 2.0])
+    scales = {"k_descale": k_descale, "v_descale": v_descale}
+    lengths = torch.tensor([0, 17], dtype=torch.int32)
+    before = [x.clone() for x in caches]
+    given = {"cache_seqlens": lengths, "causal": True, **scales}
+    out = flash_attn_with_kvcache(q, *caches, k, v, **given)
+    for x, new, scale, old in zip(caches, (k, v), scales.values(), before, strict=True):
+        rounded = (new.float() / scale[:, None]).clamp(-448, 448).to(x.dtype)
+        for n, length in enumerate(lengths.tolist()):
+            old[n, length : length + 3] = rounded[n]
+        assert torch.equal(x.view(torch.uint8), old.view(torch.uint8))
+    given["cache_seqlens"] = lengths + 3
+    torch.testing.assert_close(out, flash_attn_with_kvcache(q, *caches, **given))
+    tokens = {"k_descale": torch.ones(2, 20, 2, 1)}
+    with refused(NotImplementedError, "scales of tokens", "bfloat16"):
+        flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=lengths, causal=True, **tokens)
 
 
 @pytest.mark.parametrize("where", ["rows", "cache_leftpad", "cache_batch_idx", "block_table"])

@@ -6,7 +6,7 @@ from inputs import DTYPES
 from packed_pages import packed_keys, packed_values
 from refusals import refused
 
-from jitfmha import PageLayout, append_to_pages
+from jitfmha import PageLayout, qk_norm_rope_cache
 
 PAGES, PAGE_SIZE, HEADS, HDIM, HDIM_V = 7, 16, 3, 32, 21
 
@@ -41,7 +41,8 @@ def test_append(rng, layout):
     seqlens = torch.tensor([0, 13, 27], dtype=torch.int32)
     k, v = (torch.randn(3, 5, HEADS, n, generator=rng).bfloat16() for n in (HDIM, HDIM_V))
     pages = layout.converted(*(x.clone() for x in rows))
-    append_to_pages(*pages, k, v, seqlens, table)
+    places = {"cache_seqlens": seqlens, "block_table": table}
+    qk_norm_rope_cache(k=k, v=v, k_cache=pages[0], v_cache=pages[1], **places)
     for x, new in zip(rows, (k, v), strict=True):
         for n, first in enumerate(seqlens.tolist()):
             for i in range(5):
@@ -61,11 +62,3 @@ def test_what_is_refused(rng):
         PageLayout.PACKED.new_pages(2, 16, 1, 30)
     with refused(ValueError, "page_size is 6", "4 of torch.float32"):
         PageLayout.PACKED.converted(*(x[:, :6] for x in rows))
-    new = tuple(torch.zeros(2, 1, HEADS, n) for n in (HDIM, HDIM_V))
-    seqlens, table = torch.zeros(2).int(), torch.tensor([[1], [2]], dtype=torch.int32)
-    with refused(ValueError, "k is", "(2, 1, 3, 32)"):
-        append_to_pages(*packed, new[1], new[1], seqlens, table)
-    with refused(ValueError, "seqlens holds 16", "room for 16"):
-        append_to_pages(*packed, *new, seqlens + 16, table)
-    with refused(ValueError, "block_table names page 8", "k_pages has 7 pages"):
-        append_to_pages(*packed, *new, seqlens, table + 7)

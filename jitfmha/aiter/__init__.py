@@ -58,6 +58,7 @@ from . import dtypes as dtypes
 from . import mla as mla
 from .backward import fmha_v3_bwd, fmha_v3_varlen_bwd, mha_bwd, mha_varlen_bwd
 from .batch_prefill import mha_batch_prefill, mha_batch_prefill_func
+from .cache import reshape_and_cache, reshape_and_cache_flash
 from .decode import OPERATORS as _OF_DECODE
 from .decode import (
     get_pa_metadata_info_v1,
@@ -130,6 +131,8 @@ __all__ = [
     "paged_attention_ragged",
     "paged_attention_rocm",
     "paged_attention_v1",
+    "reshape_and_cache",
+    "reshape_and_cache_flash",
     "rms_norm",
     "rmsnorm2d_fwd",
     "rmsnorm2d_fwd_with_add",

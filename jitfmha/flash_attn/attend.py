@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..call.interface import OFF, fmha_fwd
 from ..layers.kv_cache import starts_in_batch
-from ..layers.page_layout import check_page_numbers
 from ..layers.peer_values import (
     as_dropout_p,
     as_flag,
@@ -28,7 +27,13 @@ from ..layers.peer_values import (
     written_to,
 )
 from ..problem.arguments import Arguments, Options
-from ..problem.checks import describe, not_a_tensor, require_cu_seqlens, requires_any_grad
+from ..problem.checks import (
+    can_be_read,
+    describe,
+    not_a_tensor,
+    require_cu_seqlens,
+    requires_any_grad,
+)
 from ..problem.dropout import new_rng_state
 from ..problem.float64_reference import signed_probabilities
 from ..problem.mask import OPEN_WINDOW
@@ -212,6 +217,15 @@ def _gathered(
     # What a table holds behind the last page of a sequence has no meaning.
     first_keys = torch.arange(block_table.shape[1], device=k.device) * page_size
     pages = block_table.long().where(first_keys < ends.diff()[:, None], 0)
-    check_page_numbers("k", pages, num_pages)
+    _check_page_numbers(pages, num_pages)
     starts = starts_in_batch(pages.shape[0], pages.shape[1] * page_size, k.device)
     return k[pages].flatten(0, 2), v[pages].flatten(0, 2), starts
+
+
+def _check_page_numbers(pages: Tensor, num_pages: int) -> None:
+    """Raise ``ValueError`` for pages of a ``block_table`` that k lacks, where they can be read."""
+    if not can_be_read(pages) or pages.numel() == 0:
+        return
+    for number in (int(pages.min()), int(pages.max())):
+        if not 0 <= number < num_pages:
+            raise ValueError(f"block_table names page {number}; k has {num_pages} pages")

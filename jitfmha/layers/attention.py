@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..call.interface import OFF, fmha_fwd
-from ..problem.checks import describe
+from ..problem.checks import describe, requires_any_grad
 from ..problem.mask import OPEN_WINDOW, check_window_size
 from ..problem.packed_pages import shape_of_keys
+from ..rows.heads.interface import qk_norm_rope_cache
+from ..rows.heads.problem import HEAD_DTYPES
 from .kv_cache import Rotary, flash_attn_with_kvcache
 from .page_layout import PageLayout
 
@@ -25,12 +27,15 @@ class AttentionCache(NamedTuple):
         seqlens: int32 ``(b,)``, how many tokens each sequence has; it grows in place. Setting some
             of it to 0 starts these sequences anew.
         block_table: of pages, those of each sequence, int32 ``(b, pages)``.
+        rotary: cosines and sines of all positions, float32 ``(capacity, rotary_dim / 2)``; without
+            them each call makes them anew.
     """
 
     k: Tensor
     v: Tensor
     seqlens: Tensor
     block_table: Tensor | None = None
+    rotary: tuple[Tensor, Tensor] | None = None
 
     @property
     def capacity(self) -> int:
@@ -148,14 +153,13 @@ class Attention(nn.Module):
         """
         self._check(x, context, bias, cu_seqlens, cache)
         source = x if context is None else context
-        q = self.q_norm(self.q_proj(x).unflatten(-1, (self.num_heads, self.head_dim)))
-        k = self.k_norm(self.k_proj(source).unflatten(-1, (self.num_kv_heads, self.head_dim)))
+        q = self.q_proj(x).unflatten(-1, (self.num_heads, self.head_dim))
+        k = self.k_proj(source).unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = self.v_proj(source).unflatten(-1, (self.num_kv_heads, self.head_dim))
         if cache is not None:
             out = self._behind(cache, q, k, v)
         else:
-            if self.rotary_dim > 0:
-                q, k = self._rotated(q, k, cu_seqlens)
+            q, k = self._prepared(q, k, cu_seqlens)
             out = fmha_fwd(
                 *(q, k, v),
                 softmax_scale=self.softmax_scale,
@@ -191,7 +195,8 @@ class Attention(nn.Module):
         table = torch.arange(batch * pages, dtype=torch.int32, device=weight.device)
         table = table.view(batch, pages)
         seqlens = torch.zeros(batch, dtype=torch.int32, device=weight.device)
-        return AttentionCache(k, v, seqlens, None if layout is None else table)
+        rotary = self._rotary_tables(pages * page_size, weight.device)
+        return AttentionCache(k, v, seqlens, None if layout is None else table, rotary)
 
     def extra_repr(self) -> str:
         shown = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
@@ -232,42 +237,108 @@ class Attention(nn.Module):
             raise ValueError(f"dropout={self.dropout} in training mode does not go with a cache")
 
     def _behind(self, cache: AttentionCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        cos = sin = None
-        if self.rotary_dim > 0:
-            cos, sin = self._rotary_tables(cache.capacity, q.device)
-        out = flash_attn_with_kvcache(
-            *(q, cache.k, cache.v, k, v, cos, sin),
+        norms = self._fused_norms()
+        if norms is None:
+            q, k, norms = self.q_norm(q), self.k_norm(k), {}
+        rotary = cache.rotary or self._rotary_tables(cache.capacity, q.device)
+        q_turned, _ = qk_norm_rope_cache(
+            q,
+            k,
+            v,
+            **norms,
+            **self._as_arguments(rotary),
+            k_cache=cache.k,
+            v_cache=cache.v,
             cache_seqlens=cache.seqlens,
+            block_table=cache.block_table,
+        )
+        assert q_turned is not None
+        seqlens = cache.seqlens + q.shape[1]
+        out = flash_attn_with_kvcache(
+            *(q_turned, cache.k, cache.v),
+            cache_seqlens=seqlens,
             block_table=cache.block_table,
             softmax_scale=self.softmax_scale,
             causal=True,
             window_size=self.window_size,
             softcap=self.logit_softcap,
-            rotary_interleaved=self.rotary_interleaved,
         )
         assert isinstance(out, Tensor)
-        cache.seqlens.add_(q.shape[1])
+        cache.seqlens.copy_(seqlens)
         return out
+
+    def _fused_norms(self) -> dict[str, Any] | None:
+        """The norms of q and k as arguments of one pass; None where they are other modules."""
+        norms = self.q_norm, self.k_norm
+        if all(type(norm) is nn.Identity for norm in norms):
+            return {}
+        weights = []
+        for norm in norms:
+            is_plain = isinstance(norm, nn.RMSNorm) and norm.weight is not None
+            if not is_plain or norm._forward_hooks or norm._forward_pre_hooks:
+                return None
+            weights.append(norm.weight)
+        if self.q_norm.eps != self.k_norm.eps or self.q_norm.eps is None:
+            return None
+        return {"q_weight": weights[0], "k_weight": weights[1], "eps": self.q_norm.eps}
+
+    def _as_arguments(self, rotary: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
+        if rotary is None:
+            return {}
+        return {"cos": rotary[0], "sin": rotary[1], "interleaved": self.rotary_interleaved}
+
+    def _prepared(self, q: Tensor, k: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Queries and keys normalised and rotated: for gradients by torch's own operations."""
+        norms = self._fused_norms()
+        if (
+            norms is None
+            or (torch.is_grad_enabled() and requires_any_grad(q, k, *norms.values()))
+            or torch.compiler.is_compiling()
+            or q.dtype not in HEAD_DTYPES
+        ):
+            q, k = self.q_norm(q), self.k_norm(k)
+            return self._rotated(q, k, cu_seqlens) if self.rotary_dim > 0 else (q, k)
+        positions = None
+        if self.rotary_dim > 0 and cu_seqlens is not None:
+            positions = self._positions(q.shape[0], cu_seqlens)
+        rotary = self._as_arguments(self._rotary_tables(q.shape[-3], q.device))
+        given = {**norms, **rotary, "positions": positions}
+        if q.shape[:-2] == k.shape[:-2]:
+            q_made, k_made = qk_norm_rope_cache(q, k, **given)
+        else:  # of a context, which has no positions
+            q_made, _ = qk_norm_rope_cache(q, **given | {"k_weight": None})
+            _, k_made = qk_norm_rope_cache(None, k, **given | {"q_weight": None})
+        assert q_made is not None
+        assert k_made is not None
+        return q_made, k_made
 
     def _rotated(self, q: Tensor, k: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         tables = self._rotary_tables(q.shape[-3], q.device)
+        assert tables is not None
         rotary = Rotary(*tables, self.rotary_interleaved)
         if cu_seqlens is None:
             first = torch.zeros(q.shape[0], dtype=torch.long, device=q.device)
             q, k = (rotary.rotated(name, x, first, moves=True) for name, x in (("q", q), ("k", k)))
             return q, k
         # Each packed row as a sequence of its own, which starts at the row's position.
-        rows = torch.arange(q.shape[0], device=q.device)
-        starts = cu_seqlens.long()
-        sequence = torch.bucketize(rows, starts[1:], right=True).clamp(max=starts.shape[0] - 2)
-        first = rows - starts[sequence]
+        first = self._positions(q.shape[0], cu_seqlens)
         q, k = (
             rotary.rotated(name, x[:, None], first, moves=True)[:, 0]
             for name, x in (("q", q), ("k", k))
         )
         return q, k
 
-    def _rotary_tables(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    @staticmethod
+    def _positions(rows: int, cu_seqlens: Tensor) -> Tensor:
+        """Those of packed rows in their sequences, int64 ``(rows,)``."""
+        row = torch.arange(rows, device=cu_seqlens.device)
+        starts = cu_seqlens.long()
+        sequence = torch.bucketize(row, starts[1:], right=True).clamp(max=starts.shape[0] - 2)
+        return row - starts[sequence]
+
+    def _rotary_tables(self, length: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        if self.rotary_dim == 0:
+            return None
         return rotary_tables(self.rotary_dim, self.rotary_base, length, device)
 
 

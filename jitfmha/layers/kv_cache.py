@@ -7,7 +7,7 @@ github.com/Dao-AILab/flash-attention. It ends in :func:`jitfmha.fmha_fwd`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,8 @@ from ..problem.packed_pages import DIMENSIONS as PACKED_DIMENSIONS
 from ..problem.packed_pages import are_packed, check_packed_shape, shape_of_keys, shape_of_values
 from ..problem.problem import make_problem
 from ..problem.torch_parts import is_any_autocast_enabled, is_watched
-from .page_layout import write_to_pages
+from ..rows.heads.interface import run_or_trace
+from ..rows.heads.problem import CACHE_DTYPES, HEAD_DTYPES, HeadArguments
 from .peer_values import (
     as_flag,
     as_int,
@@ -74,6 +75,8 @@ def flash_attn_with_kvcache(
         v_cache: as k_cache, with a head dimension of its own.
         k, v: ``(b, s_new, hk, hdim)`` and ``(b, s_new, hk, hdim_v)`` of the caches' dtype, written
             into these behind the ``cache_seqlens`` keys of each sequence, in place. Both or none.
+            Beside caches of e4m3 or int8 they may have more bits: they are divided by k_descale and
+            v_descale, of the shape ``(1,)`` or ``(hk,)``, and rounded.
         rotary_cos, rotary_sin: ``(seqlen_ro, rotary_dim / 2)`` in q's dtype: k is rotated by the
             rows from ``cache_seqlens`` on before it is written. So is q, where there is a causal
             mask or a window; else every query by the row ``cache_seqlens``. They need k and v.
@@ -148,13 +151,13 @@ def flash_attn_with_kvcache(
         # What is refused changes no cache.
         given = {**options, "return_lse": return_lse}
         _refuse_unserved(Arguments.of(rows, where.keys, where.values, given))
+        rotary = None
         if rotary_cos is not None and rotary_sin is not None:
             interleaved = as_flag("rotary_interleaved", rotary_interleaved)
-            turning = Rotary(rotary_cos, rotary_sin, interleaved)
-            k = turning.rotated("k", k, seqlens_k, moves=True)
-            q = turning.rotated("q", q, seqlens_k, moves=causal or window[:2] != (-1, -1))
-            rows = with_contiguous_rows(q.flatten(0, 1))
-        cache.append(k, v, seqlens_k)
+            rotary = Rotary(rotary_cos, rotary_sin, interleaved)
+        q_moves = causal or window[:2] != (-1, -1)
+        q = cache.append(q, k, v, seqlens_k, rotary, q_moves=q_moves)
+        rows = with_contiguous_rows(q.flatten(0, 1))
         if cache.leftpad is not None:
             # Those that were copied do not have the new ones yet.
             where = cache.where_keys_lie()
@@ -273,14 +276,54 @@ class _Cache(NamedTuple):
             return f"k_cache ({describe(self.k)})"
         return f"a row of block_table ({describe(self.block_table)})"
 
-    def append(self, k: Tensor, v: Tensor, seqlens_k: Tensor) -> None:
-        """Write new keys and values behind the ``seqlens_k (b,)`` that are there."""
-        if self.block_table is not None:
-            write_to_pages("k_cache", (self.k, self.v), (k, v), seqlens_k, self.block_table)
-            return
-        position = seqlens_k.long()[:, None] + torch.arange(k.shape[1], device=k.device)
-        at = self._sequences()[:, None], position
-        self.k[at], self.v[at] = k.to(self.k.dtype), v.to(self.v.dtype)
+    def append(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        seqlens_k: Tensor,
+        rotary: Rotary | None,
+        *,
+        q_moves: bool,
+    ) -> Tensor:
+        """Write new keys and values, rotated, behind the ``seqlens_k (b,)`` that are there.
+
+        Returns q, rotated; without ``q_moves`` each by the first position of its sequence.
+        """
+        if rotary is not None and (q.dtype != k.dtype or q.dtype not in HEAD_DTYPES):
+            k = rotary.rotated("k", k, seqlens_k, moves=True)
+            q = rotary.rotated("q", q, seqlens_k, moves=q_moves)
+            rotary = None
+        given = [with_contiguous_rows(x) for x in (k, v)]
+        caches = [self.k, self.v]
+        if k.dtype not in HEAD_DTYPES:  # bytes, which are copied as they are
+            given, caches = ([x.view(torch.int8) for x in pair] for pair in (given, caches))
+        scales = (self.k_descale, self.v_descale) if k.dtype != self.k.dtype else (None, None)
+        if any(is_of_tokens(x) for x in scales):
+            raise NotImplementedError(
+                f"k has dtype {k.dtype} and the cache {self.k.dtype} with scales of tokens; round "
+                "new keys and values, and write their scales, before"
+            )
+        turned = None if rotary is None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        of_rotary = {} if rotary is None else rotary.tables()
+        run_or_trace(
+            HeadArguments(
+                q=None if turned is None else with_contiguous_rows(q),
+                k=given[0],
+                v=given[1],
+                q_out=turned,
+                k_cache=caches[0],
+                v_cache=caches[1],
+                cache_seqlens=seqlens_k,
+                block_table=self.block_table,
+                cache_batch_idx=self.batch_idx,
+                k_scale=scales[0],
+                v_scale=scales[1],
+                q_moves=q_moves,
+                **of_rotary,
+            )
+        )
+        return q if turned is None else turned
 
     def where_keys_lie(self) -> _WhereKeysLie:
         """Nothing is copied but, with ``leftpad``, where strides leave no other way."""
@@ -338,6 +381,14 @@ class Rotary(NamedTuple):
     cos: Tensor
     sin: Tensor
     interleaved: bool
+
+    def tables(self) -> dict[str, Any]:
+        """Those that kernels take, with how they rotate."""
+        tables = [self.cos, self.sin]
+        if self.cos.dtype != self.sin.dtype or self.cos.dtype not in HEAD_DTYPES:
+            tables = [x.float() for x in tables]
+        cos, sin = map(with_contiguous_rows, tables)
+        return {"cos": cos, "sin": sin, "interleaved": self.interleaved}
 
     def rotated(self, name: str, x: Tensor, first: Tensor, *, moves: bool) -> Tensor:
         """``x (b, s, h, hdim)``, rotated from the positions ``first (b,)`` on.
@@ -411,7 +462,8 @@ def _checked_new(cache: _Cache, k: Tensor | None, v: Tensor | None) -> tuple[Ten
                 f"{name} is {describe(x)}; expected (batch, new keys, heads, hdim), which is "
                 f"{expected}"
             )
-        if x.dtype != whole.dtype:
+        is_rounded = x.dtype in HEAD_DTYPES and whole.dtype in CACHE_DTYPES
+        if x.dtype != whole.dtype and not is_rounded:
             raise TypeError(f"{name} has dtype {x.dtype}; {name}_cache has {whole.dtype}")
     return k, v
 

@@ -140,7 +140,8 @@ class LatentAttention(nn.Module):
         k = torch.zeros(batch, capacity, heads, hdim, device=weight.device, dtype=weight.dtype)
         is_naive = self.form == "naive"
         v = k.new_zeros(batch, capacity, heads, hdim_v) if is_naive else k[..., :hdim_v]
-        return AttentionCache(k, v, torch.zeros(batch, dtype=torch.int32, device=weight.device))
+        seqlens = torch.zeros(batch, dtype=torch.int32, device=weight.device)
+        return AttentionCache(k, v, seqlens, rotary=self._tables(capacity, weight.device))
 
     def extra_repr(self) -> str:
         sizes = ("num_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -209,11 +210,14 @@ class LatentAttention(nn.Module):
         self, q_pe: Tensor, k_pe: Tensor, cache: AttentionCache | None
     ) -> tuple[Tensor, Tensor]:
         length = q_pe.shape[1] if cache is None else cache.k.shape[1]
-        tables = rotary_tables(self.qk_rope_head_dim, self.rotary_base, length, q_pe.device)
-        rotary = Rotary(*tables, self.rotary_interleaved)
+        tables = None if cache is None else cache.rotary
+        rotary = Rotary(*(tables or self._tables(length, q_pe.device)), self.rotary_interleaved)
         if cache is None:
             first = torch.zeros(q_pe.shape[0], dtype=torch.long, device=q_pe.device)
         else:
             first = cache.seqlens.long()
         q_pe = rotary.rotated("q", q_pe, first, moves=True)
         return q_pe, rotary.rotated("k", k_pe.unsqueeze(-2), first, moves=True).squeeze(-2)
+
+    def _tables(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        return rotary_tables(self.qk_rope_head_dim, self.rotary_base, length, device)

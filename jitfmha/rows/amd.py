@@ -20,11 +20,11 @@ from ..problem.problem import Direction
 from .problem import RowTraits
 from .structs import CALLS
 
-_ELEMENTS = {"fp32": "FP32", "bf16": "BF16", "fp16": "FP16", "int8": "INT8"}
-_ELEMENTS |= dict.fromkeys(FP8_NAMES.values(), "FP8")
+ELEMENTS = {"fp32": "FP32", "bf16": "BF16", "fp16": "FP16", "int8": "INT8"}
+ELEMENTS |= dict.fromkeys(FP8_NAMES.values(), "FP8")
 _TEMPLATES: dict[Direction, str] = {"forward": "rows_fwd", "backward": "rows_bwd"}
-_LARGEST = {"int8": 127, "fp8_e4m3fn": 448, "fp8_e4m3fnuz": 240}
-_LOAD_BYTES = 16
+LARGEST = {"int8": 127, "fp8_e4m3fn": 448, "fp8_e4m3fnuz": 240}
+LOAD_BYTES = 16
 # Of a thread, before a row has more threads: enough on their way, and enough rows in a workgroup.
 _WANTED_CHUNKS = 4
 _WAVE, _MOST_THREADS, _LEAST_THREADS = 64, 1024, 256
@@ -94,13 +94,13 @@ def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
         "kind": traits.kind,
         "kernel": kernel.name,
         "shared_structs": CALLS[kernel.direction].cpp(DEVICE),
-        "element": _ELEMENTS[traits.dtype],
-        "weight_element": _ELEMENTS[traits.weight_dtype],
-        "largest": f"{_LARGEST.get(traits.out_dtype, 0)}.0f",
+        "element": ELEMENTS[traits.dtype],
+        "weight_element": ELEMENTS[traits.weight_dtype],
+        "largest": f"{LARGEST.get(traits.out_dtype, 0)}.0f",
         **{name: getattr(kernel, name) for name in ("width", "row_lanes", "threads", "held")},
     }
     if kernel.direction == "forward":
-        values["out_element"] = _ELEMENTS[traits.out_dtype]
+        values["out_element"] = ELEMENTS[traits.out_dtype]
     else:
         values |= {"combine_kernel": kernel.combine_name, "combined_columns": _COMBINED_COLUMNS}
     why = f"the first {kernel.direction} {traits.kind} of {traits.dtype} rows on {kernel.arch}"
@@ -126,7 +126,41 @@ def launcher_spec() -> jit.BuildSpec:
     )
 
 
-class AmdRows(Launcher):
+class RowLauncher(Launcher):
+    """What launches kernels that take a packed struct by value."""
+
+    def __init__(self, target: AmdTarget) -> None:
+        self._target = target
+        self._library = typed_library(launcher_spec())
+        self.entry = self._library.jitfmha_rows
+        counts, bytes_of_call = (ctypes.c_int64,) * 3, (ctypes.c_char_p, ctypes.c_size_t)
+        self.entry.argtypes = [ctypes.c_void_p, *counts, ctypes.c_void_p, *bytes_of_call]
+        self.launching = target.runtime.launching
+
+    def start(
+        self,
+        kernel: int,
+        counts: tuple[int, int, int],
+        packed: bytes,
+        tensors: Sequence[Tensor | None],
+    ) -> None:
+        """Start the kernel on the current stream, with workgroups as launcher/rows.cpp.in has them.
+
+        Raises ``jitfmha.HipError`` where the HIP runtime refuses it.
+        """
+        target = self._target
+        stream = target.runtime.current_stream(target.device_index)
+        given = kernel, *counts, stream, packed, len(packed)
+        if self.launching is None:
+            status = self.entry(*given)
+        else:
+            with self.launching(tensors):
+                status = self.entry(*given)
+        if status:
+            raise self.error(status)
+
+
+class AmdRows(RowLauncher):
     """The kernels of calls that differ in the addresses of their tensors alone."""
 
     def __init__(
@@ -143,13 +177,9 @@ class AmdRows(Launcher):
             raise NotImplementedError(
                 f"out_dtype is {traits.out_dtype}; {target} rounds to {own} and int8"
             )
-        self._target, self._traits, self._direction = target, traits, direction
+        super().__init__(target)
+        self._traits, self._direction = traits, direction
         self._rows, self._columns = rows, columns
-        self._library = typed_library(launcher_spec())
-        self.entry = self._library.jitfmha_rows
-        counts, bytes_of_call = (ctypes.c_int64,) * 3, (ctypes.c_char_p, ctypes.c_size_t)
-        self.entry.argtypes = [ctypes.c_void_p, *counts, ctypes.c_void_p, *bytes_of_call]
-        self.launching = target.runtime.launching
         self._kernels: dict[int, tuple[int, int]] = {}
 
     def launch(
@@ -161,29 +191,17 @@ class AmdRows(Launcher):
         blocks: int = 0,
         combined: int = 0,
     ) -> None:
-        """Start the kernel on the current stream.
+        """Start the kernel on the current stream, as :meth:`start` does.
 
         ``blocks`` of rows have a workgroup each, in backward, and so many gradients are
         ``combined`` of their parts.
-
-
-        Raises ``jitfmha.HipError`` where the HIP runtime refuses it.
         """
         width = self._width(pointers, strides)
         if width not in self._kernels:
             self._kernels[width] = self._loaded(width)
         kernel, workgroups = self._kernels[width]
         counts = blocks or workgroups, -(-self._columns // _COMBINED_COLUMNS), combined
-        target = self._target
-        stream = target.runtime.current_stream(target.device_index)
-        given = kernel, *counts, stream, packed, len(packed)
-        if self.launching is None:
-            status = self.entry(*given)
-        else:
-            with self.launching(tensors):
-                status = self.entry(*given)
-        if status:
-            raise self.error(status)
+        self.start(kernel, counts, packed, tensors)
 
     def _width(self, pointers: Sequence[int], strides: Sequence[int]) -> int:
         """How many numbers all loads and stores can have: at multiples of their size."""
@@ -194,11 +212,11 @@ class AmdRows(Launcher):
         of_pointers = (x, x, weights, weights, out, x)  # and that of the scale
         if self._direction == "backward":
             of_pointers = (x, x, x, weights, x, weights)  # and what is written number by number
-        width = _LOAD_BYTES // x
+        width = LOAD_BYTES // x
         while width > 1 and (
             any(n % width for n in (self._columns, *strides))
             or any(
-                p % min(width * size, _LOAD_BYTES)
+                p % min(width * size, LOAD_BYTES)
                 for p, size in zip(pointers, of_pointers, strict=False)
             )
         ):

@@ -14,7 +14,7 @@ from ..problem.problem import Direction
 from .problem import MOST_COLUMNS, RowTraits
 from .structs import CALLS
 
-_HEADERS = ("elements", "exponent", "intrinsics", "rows", "simd", "threads")
+_HEADERS = ("eight_bits", "elements", "exponent", "intrinsics", "rows", "simd", "threads")
 _TEMPLATES: dict[Direction, str] = {"forward": "rows_fwd", "backward": "rows_bwd"}
 
 

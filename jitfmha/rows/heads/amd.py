@@ -1,0 +1,155 @@
+"""The kernel of heads for AMD GPUs: how many threads have a head, and how it is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+from ... import jit
+from ...amd.chips import Arch, architecture
+from ...amd.kernel_arguments import DEVICE
+from ...kernels.compiled.device_spec import device_spec
+from ...planning.target import AmdTarget
+from ...problem.dtypes import FP8_NAMES
+from ..amd import ELEMENTS, LARGEST, LOAD_BYTES, RowLauncher
+from .problem import MOST_NUMBER, N_TENSORS, HeadArguments, HeadTraits
+from .structs import cpp
+
+_THREADS, _WAVE = 256, 64
+# What is loaded and stored in chunks of several numbers.
+_PAGES = "k_cache", "v_cache"
+_IN_CHUNKS = (
+    *("q", "k", "v", "q_out", "k_out", "q_weight", "k_weight", "cos", "sin"),
+    *_PAGES,
+)
+
+
+class HeadKernel(NamedTuple):
+    """What a kernel is compiled for.
+
+    Attributes:
+        hdims: of q and k, and of v.
+        half: of what is rotated of a head; 0: nothing is.
+        has_norm: whether q is normalised, and whether k is.
+        width: numbers that a thread loads at once.
+    """
+
+    traits: HeadTraits
+    arch: Arch
+    hdims: tuple[int, int]
+    half: int
+    has_norm: tuple[bool, bool]
+    width: int
+
+    @property
+    def name(self) -> str:
+        norms = "".join(word for word, has in zip("qk", self.has_norm, strict=True) if has)
+        sizes = "x".join(map(str, (*self.hdims, self.half, self.width)))
+        return f"heads_{self.traits.name}_{norms}{sizes}_{self.arch}"
+
+    @property
+    def lanes(self) -> int:
+        """Threads of a head."""
+        lanes = 1
+        while lanes < min(self._all_units, _WAVE):
+            lanes *= 2
+        return lanes
+
+    @property
+    def units(self) -> int:
+        """Pairs of loads that each of them has."""
+        return -(-self._all_units // self.lanes)
+
+    @property
+    def _all_units(self) -> int:
+        return -(-max(self.hdims) // (2 * self.width))
+
+
+@cache
+def kernel_spec(kernel: HeadKernel) -> jit.BuildSpec:
+    """The sources and the flags of a kernel."""
+    traits = kernel.traits
+    values = {
+        "kernel": kernel.name,
+        "shared_structs": cpp(DEVICE),
+        "element": ELEMENTS[traits.dtype],
+        "weight_element": ELEMENTS[traits.weight_dtype],
+        "table_element": ELEMENTS[traits.table_dtype],
+        "cache_element": ELEMENTS[traits.cache_dtype],
+        "largest": f"{LARGEST.get(traits.cache_dtype, 0)}.0f",
+        "is_interleaved": str(traits.is_interleaved).lower(),
+        "is_packed": str(traits.is_packed).lower(),
+        "has_q_norm": str(kernel.has_norm[0]).lower(),
+        "has_k_norm": str(kernel.has_norm[1]).lower(),
+        "hdim": kernel.hdims[0],
+        "hdim_v": kernel.hdims[1],
+        **{name: getattr(kernel, name) for name in ("half", "width", "lanes", "units")},
+        "threads": _THREADS,
+    }
+    why = f"the first call over heads of {traits.dtype} on {kernel.arch}"
+    headers = "elements.h", "row_chunks.h"
+    return device_spec(kernel.name, kernel.arch, "heads.hip", values, headers, why)
+
+
+class Loaded(NamedTuple):
+    """A kernel's address, and the workgroups that it has for queries, keys and values."""
+
+    address: int
+    blocks: tuple[int, ...]
+
+
+class AmdHeads(RowLauncher):
+    """The kernels of calls that differ in the addresses of their tensors alone."""
+
+    def __init__(self, traits: HeadTraits, target: AmdTarget, arguments: HeadArguments) -> None:
+        """Raises ``NotImplementedError`` where the chip has no such form of fp8."""
+        own = architecture(target.arch).fp8_dtype
+        if traits.cache_dtype in FP8_NAMES.values() and traits.cache_dtype != own:
+            raise NotImplementedError(
+                f"k_cache is {traits.cache_dtype}; {target} rounds to {own} and int8"
+            )
+        super().__init__(target)
+        parts = arguments.q, arguments.k, arguments.v
+        tokens = arguments.first.shape[:-2].numel()
+        self._rows = [0 if x is None else tokens * x.shape[-2] for x in parts]
+        self._bytes = [1 if x is None else x.element_size() for x in arguments.tensors]
+        names = {*_IN_CHUNKS}
+        if traits.is_packed:
+            names.remove("v_cache")  # whose numbers are stored one by one
+        self._is_in_chunks = [name in names for name in arguments._fields[:N_TENSORS]]
+        hdims = [x.shape[-1] for x in parts if x is not None]
+        half = 0 if arguments.cos is None else arguments.cos.shape[-1]
+        strides: list[int] = []
+        for name in names:
+            x = getattr(arguments, name)
+            strides += () if x is None else x.stride()[:-1]
+            if x is not None and max(0, *x.stride()[name in _PAGES :]) > MOST_NUMBER:
+                raise NotImplementedError(
+                    f"{name} has strides {x.stride()}; those of tokens and heads may be 2**31 - 1"
+                )
+        width = LOAD_BYTES // arguments.first.element_size()
+        while any(n % width for n in (*hdims, half, *strides)):
+            width //= 2
+        has_norm = arguments.q_weight is not None, arguments.k_weight is not None
+        of_heads = hdims[0], hdims[-1]
+        self._widest = HeadKernel(traits, target.arch, of_heads, half, has_norm, width)
+        self._kernels: dict[int, Loaded] = {}
+
+    def kernel_for(self, pointers: Sequence[int]) -> Loaded:
+        """The kernel for tensors that begin there."""
+        width = self._widest.width
+        while width > 1 and any(
+            is_in_chunks and pointer % min(width * size, LOAD_BYTES)
+            for pointer, size, is_in_chunks in zip(
+                pointers, self._bytes, self._is_in_chunks, strict=True
+            )
+        ):
+            width //= 2
+        if width not in self._kernels:
+            kernel = self._widest._replace(width=width)
+            spec = kernel_spec(kernel)
+            address = self.load(jit.read(spec), _THREADS, spec.artifact_name, kernel.name, "")
+            blocks = tuple(-(-rows * kernel.lanes // _THREADS) for rows in self._rows)
+            self._kernels[width] = Loaded(address, blocks)
+        return self._kernels[width]

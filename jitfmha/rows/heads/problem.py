@@ -1,0 +1,274 @@
+"""What a call over heads asks for: its arguments, their checks, and what kernels are made for."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...problem.checks import check_last_dimension, check_layout, describe, not_a_tensor
+from ...problem.dtypes import DTYPE_NAMES, FP8_NAMES
+from ...problem.memory import overlaps_itself
+from ...problem.packed_pages import (
+    are_packed,
+    check_packed_shape,
+    check_packed_strides,
+    shape_of_keys,
+    shape_of_values,
+)
+
+MOST_HDIM = 576
+HEAD_DTYPES = torch.float32, torch.bfloat16, torch.float16
+CACHE_DTYPES = (*FP8_NAMES, torch.int8)
+MOST_NUMBER = 2**31 - 1
+
+
+class HeadArguments(NamedTuple):
+    """The arguments of one call; tensors that it does without are None.
+
+    ``q_out`` and ``k_out`` are where results go; without ``q_moves`` all queries of a sequence are
+    at its first position.
+    """
+
+    q: Tensor | None
+    k: Tensor | None
+    v: Tensor | None
+    q_out: Tensor | None = None
+    k_out: Tensor | None = None
+    q_weight: Tensor | None = None
+    k_weight: Tensor | None = None
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    positions: Tensor | None = None
+    k_cache: Tensor | None = None
+    v_cache: Tensor | None = None
+    slots: Tensor | None = None
+    cache_seqlens: Tensor | None = None
+    block_table: Tensor | None = None
+    cache_batch_idx: Tensor | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+    eps: float = 1e-6
+    interleaved: bool = False
+    q_moves: bool = True
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All that is one."""
+        return self[:N_TENSORS]  # type: ignore[return-value]
+
+    @property
+    def first(self) -> Tensor:
+        """The first of q, k and v."""
+        for x in (self.q, self.k, self.v):
+            if x is not None:
+                return x
+        raise ValueError("q, k and v are None; at least one of them is needed")
+
+
+N_TENSORS = HeadArguments._fields.index("eps")
+
+
+class HeadTraits(NamedTuple):
+    """What a kernel is made for, but for its target; dtypes by their names in kernels."""
+
+    dtype: str
+    weight_dtype: str
+    table_dtype: str
+    cache_dtype: str
+    is_interleaved: bool
+    is_packed: bool
+
+    @property
+    def name(self) -> str:
+        words = (
+            self.dtype,
+            f"{self.weight_dtype}weight" if self.weight_dtype != self.dtype else "",
+            f"{self.table_dtype}table" if self.table_dtype != self.dtype else "",
+            f"{self.cache_dtype}cache" if self.cache_dtype != self.dtype else "",
+            "interleaved" if self.is_interleaved else "",
+            "packed" if self.is_packed else "",
+        )
+        return "_".join(word for word in words if word)
+
+
+def traits_of(arguments: HeadArguments) -> HeadTraits:
+    """The traits of a call, after all checks.
+
+    Raises:
+        TypeError, ValueError: an argument breaks a rule; the text names it and its value.
+        NotImplementedError: nothing serves the call.
+    """
+    first = arguments.first
+    for name, x in zip(arguments._fields, arguments.tensors, strict=False):
+        if x is None:
+            continue
+        if not isinstance(x, Tensor):
+            raise not_a_tensor(name, x)
+        check_layout(name, x)
+        if x.device != first.device:
+            raise ValueError(f"{name} is on {x.device}, q is on {first.device}; use one device")
+    _check_heads(arguments, first)
+    weights = _check_weights(arguments, first)
+    tables = _check_tables(arguments, first)
+    _check_numbers(arguments, first)
+    cache_dtype = _check_caches(arguments, first)
+    eps = arguments.eps
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+        raise TypeError(f"eps must be a float, got {type(eps).__name__} ({eps!r})")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps is {eps}; it must be at least 0, and finite")
+    return HeadTraits(
+        *(DTYPE_NAMES[first.dtype], DTYPE_NAMES[weights], DTYPE_NAMES[tables]),
+        DTYPE_NAMES[cache_dtype],
+        arguments.interleaved,
+        arguments.k_cache is not None and are_packed(arguments.k_cache),
+    )
+
+
+def _check_heads(arguments: HeadArguments, first: Tensor) -> None:
+    q, k, v = arguments[:3]
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x is None:
+            continue
+        if x.dtype not in (*HEAD_DTYPES, torch.int8) or x.dtype != first.dtype:
+            raise NotImplementedError(
+                f"{name} has dtype {x.dtype}; all of q, k and v are float32, bfloat16 or float16, "
+                "or k and v int8"
+            )
+        if x.dtype == torch.int8 and any(
+            each is not None for each in (q, arguments.k_weight, arguments.cos)
+        ):
+            raise NotImplementedError(f"{name} is int8, which goes into a cache as it is")
+        if x.dim() not in (3, 4) or x.shape[:-2] != first.shape[:-2]:
+            raise ValueError(
+                f"{name} has shape {tuple(x.shape)}; expected (b, s, heads, hdim) or (tokens, "
+                f"heads, hdim), with the tokens of {tuple(first.shape)}"
+            )
+        if not 1 <= x.shape[-1] <= MOST_HDIM:
+            raise ValueError(f"{name} has an hdim of {x.shape[-1]}; expected 1 to {MOST_HDIM}")
+        if x.shape[:-1].numel() > MOST_NUMBER:
+            raise NotImplementedError(f"{name} is {describe(x)}; 2**31 - 1 heads are served")
+        check_last_dimension(name, x)
+    if q is not None and k is not None and q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q has an hdim of {q.shape[-1]}, k of {k.shape[-1]}; both must agree")
+    for name, out in (("q", arguments.q_out), ("k", arguments.k_out)):
+        if out is not None and overlaps_itself(out):
+            raise ValueError(f"{name} has strides {out.stride()}; several of its elements are one")
+
+
+def _check_weights(arguments: HeadArguments, first: Tensor) -> torch.dtype:
+    dtype = None
+    for name, weight, x in (
+        ("q_weight", arguments.q_weight, arguments.q),
+        ("k_weight", arguments.k_weight, arguments.k),
+    ):
+        if weight is None:
+            continue
+        if x is None or weight.shape != x.shape[-1:]:
+            of = "that is missing" if x is None else f"with an hdim of {x.shape[-1]}"
+            raise ValueError(f"{name} has shape {tuple(weight.shape)}, for a {name[0]} {of}")
+        if weight.dtype not in (first.dtype, torch.float32) or dtype not in (None, weight.dtype):
+            raise ValueError(
+                f"{name} has dtype {weight.dtype}; weights are {first.dtype} as q, or float32, and "
+                "both the same"
+            )
+        dtype = weight.dtype
+    return dtype or first.dtype
+
+
+def _check_tables(arguments: HeadArguments, first: Tensor) -> torch.dtype:
+    cos, sin = arguments.cos, arguments.sin
+    if cos is None or sin is None:
+        if cos is not sin:
+            raise ValueError("cos and sin go together; one of them is missing")
+        return first.dtype
+    hdim = min(x.shape[-1] for x in (arguments.q, arguments.k) if x is not None)
+    if cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[-1] > hdim:
+        raise ValueError(
+            f"cos and sin have shapes {tuple(cos.shape)} and {tuple(sin.shape)}; expected one "
+            "shape (positions, rotary_dim / 2), with a rotary_dim of at most the hdim of q and k, "
+            f"{hdim}"
+        )
+    if cos.dtype not in HEAD_DTYPES or sin.dtype != cos.dtype:
+        raise NotImplementedError(
+            f"cos has dtype {cos.dtype} and sin {sin.dtype}; both are float32, bfloat16 or float16"
+        )
+    check_last_dimension("cos", cos)
+    check_last_dimension("sin", sin)
+    return cos.dtype
+
+
+def _check_numbers(arguments: HeadArguments, first: Tensor) -> None:
+    tokens, batch = first.shape[:-2], 1 if first.dim() == 3 else first.shape[0]
+    table = arguments.block_table
+    for name, shape, dtypes in (
+        *((name, tokens, (torch.int64,)) for name in ("positions", "slots")),
+        ("cache_seqlens", (batch,), (torch.int32,)),
+        ("block_table", (batch, -1 if table is None else table.shape[-1]), (torch.int32,)),
+        ("cache_batch_idx", (batch,), (torch.int32,)),
+    ):
+        x = getattr(arguments, name)
+        if x is None:
+            continue
+        if x.dtype not in dtypes:
+            raise TypeError(f"{name} must be {dtypes[0]}, got {describe(x)}")
+        if x.shape != shape:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {tuple(shape)}")
+    if arguments.slots is not None:
+        for name in ("block_table", "cache_batch_idx"):
+            if getattr(arguments, name) is not None:
+                raise ValueError(f"{name} does not go with slots, which say all of a token's place")
+    elif table is not None and arguments.cache_batch_idx is not None:
+        raise ValueError(f"cache_batch_idx does not go with a block_table ({describe(table)})")
+
+
+def _check_caches(arguments: HeadArguments, first: Tensor) -> torch.dtype:
+    k, v, k_cache, v_cache = arguments.k, arguments.v, arguments.k_cache, arguments.v_cache
+    scales = ("k_scale", arguments.k_scale), ("v_scale", arguments.v_scale)
+    if k_cache is None or v_cache is None:
+        given = {"v": v, "k_cache": k_cache, "v_cache": v_cache, "slots": arguments.slots}
+        given |= {"block_table": arguments.block_table, **dict(scales)}
+        name = next((name for name, x in given.items() if x is not None), None)
+        if name is not None:
+            raise ValueError(f"{name} ({describe(given[name])}) needs k_cache and v_cache")
+        return first.dtype
+    if k is None or v is None:
+        raise ValueError(f"k_cache ({describe(k_cache)}) needs k and v")
+    if arguments.slots is None and arguments.cache_seqlens is None:
+        raise ValueError(
+            f"k_cache ({describe(k_cache)}) needs slots, or cache_seqlens, to say where k goes"
+        )
+    for name, x, cache in (("k_cache", k, k_cache), ("v_cache", v, v_cache)):
+        if are_packed(k_cache) or are_packed(v_cache):
+            check_packed_shape(name, cache)
+            check_packed_strides(name, cache)
+        elif cache.dim() == 4:
+            check_last_dimension(name, cache)
+        rows = shape_of_keys(cache) if name == "k_cache" else shape_of_values(cache)
+        if len(rows) != 4 or rows[2:] != x.shape[-2:] or rows[:2] != shape_of_keys(k_cache)[:2]:
+            raise ValueError(
+                f"{name} has shape {tuple(cache.shape)}; expected (pages, page_size, heads, hdim) "
+                f"as k_cache, with the heads of {name[0]}, {tuple(x.shape[-2:])}"
+            )
+        dtypes = (x.dtype,) if x.dtype == torch.int8 else (x.dtype, *CACHE_DTYPES)
+        if cache.dtype not in dtypes or cache.dtype != k_cache.dtype:
+            choices = ", ".join(map(str, dtypes))
+            raise NotImplementedError(
+                f"{name} has dtype {cache.dtype}; both caches are one of {choices}"
+            )
+        if rows[0] * rows[1] > MOST_NUMBER:
+            raise NotImplementedError(f"{name} has {rows[0] * rows[1]} rows; 2**31 - 1 are served")
+    for (name, scale), x in zip(scales, (k, v), strict=True):
+        if scale is None:
+            continue
+        if k_cache.dtype not in CACHE_DTYPES:
+            raise ValueError(f"{name} is the scale of 8 bits; k_cache has dtype {k_cache.dtype}")
+        if scale.dtype != torch.float32 or scale.shape not in ((1,), (x.shape[-2],)):
+            raise ValueError(
+                f"{name} is {describe(scale)}; expected float32 of shape (1,) or ({x.shape[-2]},), "
+                "for each head"
+            )
+    return k_cache.dtype

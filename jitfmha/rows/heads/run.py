@@ -1,0 +1,150 @@
+"""From the arguments of a call over heads to its kernel, once slowly and from then on quickly."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ...call.detection import target_of
+from ...planning.target import CALLS_HERE, TARGET_HERE, AmdTarget
+from ...problem.packed_pages import (
+    are_packed,
+    shape_of_keys,
+    strides_of_keys,
+    strides_of_values,
+)
+from .amd import AmdHeads
+from .cpu import cpu_entry
+from .problem import N_TENSORS, HeadArguments, traits_of
+from .structs import CALL
+
+Tensors = Sequence[Tensor | None]
+
+
+def run_heads(arguments: HeadArguments) -> None:
+    """Make all checks, or find that they were made, and launch the kernel.
+
+    Raises what ``traits_of`` does, ``ValueError`` for numbers that are out of range, on the CPU
+    before anything is written, and ``jitfmha.BuildError`` where the kernel does not compile.
+    """
+    target = TARGET_HERE.get()
+    calls = (CALLS_HERE if target is None else target.calls)["heads"]
+    tensors = arguments.tensors
+    try:
+        key = (
+            *[None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in tensors],
+            *arguments[N_TENSORS:],
+        )
+        run = calls.prepared.get(key)
+    except (AttributeError, TypeError):  # the checks say of what
+        run = None
+    if run is None:
+        run = _prepare(arguments)
+        calls.keep(key, run)
+    run(tensors)
+
+
+def _prepare(arguments: HeadArguments) -> Callable[[Tensors], None]:
+    traits = traits_of(arguments)
+    first, cos, k_cache = arguments.first, arguments.cos, arguments.k_cache
+    target = target_of(first.device)
+    tokens = first.shape[:-2].numel()
+    amd = entry = None
+    if isinstance(target, AmdTarget):
+        amd = AmdHeads(traits, target, arguments)
+    elif tokens:
+        entry = cpu_entry(traits, target.isa)
+    limits = Limits.of(cos, k_cache, arguments.block_table)
+    table = arguments.block_table
+    fixed = (
+        *[n for part in range(3) for n in _of_part(arguments, part)],
+        *(0 if x is None else x.stride(0) for x in (cos, arguments.sin, table)),
+        *(tokens, first.shape[-3], limits.positions, 0 if cos is None else cos.shape[1]),
+        *(limits.pages, limits.page_size, limits.table_pages, arguments.eps),
+    )
+    pack = CALL.packer.pack
+
+    def run(tensors: Tensors) -> None:
+        pointers = [0 if x is None else x.data_ptr() for x in tensors]
+        in_order = [pointers[at] if at >= 0 else 0 for at in _PLACES]
+        if amd is None:
+            value = ctypes.c_int64()
+            status = entry(pack(*in_order, *fixed, 0, 0), ctypes.addressof(value)) if entry else 0
+            if status:
+                raise limits.fault(status, value.value)
+        elif tokens:
+            kernel = amd.kernel_for(pointers)
+            counts = sum(kernel.blocks), 0, 0
+            packed = pack(*in_order, *fixed, *kernel.blocks[:2])
+            amd.start(kernel.address, counts, packed, tensors)
+
+    return run
+
+
+# The fields of the call that have tensors' addresses, in their order; "" is null.
+_FIELDS = (
+    *("q", "k", "v", "q_weight", "k_weight", "", "q_out", "k_out", ""),
+    *("", "k_cache", "v_cache", "", "k_scale", "v_scale", "cos", "sin", "positions", "slots"),
+    *("cache_seqlens", "block_table", "cache_batch_idx"),
+)
+_PLACES = [HeadArguments._fields.index(name) if name else -1 for name in _FIELDS]
+
+
+def _of_part(arguments: HeadArguments, part: int) -> tuple[int, ...]:
+    """The numbers of queries, keys or values in the struct."""
+    x = (arguments.q, arguments.k, arguments.v)[part]
+    if x is None:
+        return (0,) * 15
+    out = (arguments.q_out, arguments.k_out, None)[part]
+    cache = (None, arguments.k_cache, arguments.v_cache)[part]
+    scale = (None, arguments.k_scale, arguments.v_scale)[part]
+    page = key = head = piece = 0
+    if cache is not None:
+        strides = strides_of_keys(cache) if part == 1 else strides_of_values(cache)
+        page, key, head = strides[:3]
+        piece = cache.stride(2) if are_packed(cache) else 0
+    return (
+        *(*_strides(x), *_strides(out), page, key, head, piece),
+        0 if scale is None or scale.shape[0] == 1 else scale.stride(0),
+        *x.shape[-2:],
+        *(arguments.cos is not None and part < 2, arguments.q_moves or part > 0),
+    )
+
+
+def _strides(x: Tensor | None) -> tuple[int, ...]:
+    """Between sequences, tokens and heads."""
+    if x is None:
+        return 0, 0, 0
+    return x.stride()[:3] if x.dim() == 4 else (0, *x.stride()[:2])
+
+
+class Limits(NamedTuple):
+    """What numbers in tensors have to be less than."""
+
+    positions: int
+    pages: int
+    page_size: int
+    table_pages: int
+
+    @classmethod
+    def of(cls, cos: Tensor | None, k_cache: Tensor | None, table: Tensor | None) -> Limits:
+        pages, page_size = (0, 1) if k_cache is None else shape_of_keys(k_cache)[:2]
+        ends = 0 if cos is None else cos.shape[0], 0 if table is None else table.shape[1]
+        return cls(ends[0], pages, max(page_size, 1), ends[1])
+
+    def fault(self, status: int, value: int) -> Exception:
+        """The error for what a kernel returned."""
+        pages, room = f"k_cache has {self.pages} pages", max(self.table_pages, 1) * self.page_size
+        texts = {
+            2: f"the table of cosines has {self.positions} rows; a token is at position {value}",
+            3: f"a token has slot {value}; k_cache has {self.pages * self.page_size} of them",
+            4: f"a token is key {value}; there is room for {room}",
+            5: f"block_table names page {value}; {pages}",
+            6: f"cache_batch_idx names sequence {value}; {pages}",
+        }
+        if status not in texts:
+            return MemoryError("the CPU kernel of heads could not allocate its scratch memory")
+        return ValueError(texts[status])

@@ -1,0 +1,66 @@
+"""qk_norm_rope_cache on emulated GPUs, under the sanitizer, against float64."""
+
+import pytest
+import torch
+from drawn_rows import drawn_index
+from head_calls import check_call, draw_call, draw_kind
+from packed_pages import packed_keys, packed_values
+from test_heads import check_not_finite
+
+import jitfmha
+
+FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
+
+
+@pytest.mark.parametrize("arch", FP8)
+def test_drawn_calls(arch, dtypes, rng, poisoned_memory):
+    for dtype in dtypes:
+        kind = draw_kind(rng, dtype, [torch.int8, FP8[arch]])
+        with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+            for _ in range(3):
+                check_call(draw_call(rng, kind), inplace=bool(drawn_index(rng, 2)))
+            assert not run.findings()
+
+
+def test_packed_pages(rng, poisoned_memory):
+    """Of which tokens have several pieces."""
+    q, k = (torch.randn(2, 13, heads, 64, generator=rng).bfloat16() for heads in (4, 3))
+    pages = torch.randn(2, 5, 16, 3, 64, generator=rng).bfloat16()
+    given = {
+        "q": q,
+        "k": k,
+        "v": k.clone(),
+        "k_cache": packed_keys(pages[0]),
+        "v_cache": packed_values(pages[1]),
+        "cache_seqlens": torch.tensor([0, 6]).int(),
+        "block_table": torch.tensor([[3, 0], [1, 4]]).int(),
+    }
+    with jitfmha.emulate("gfx950", check=True) as run:
+        check_call(given)
+        assert not run.findings()
+
+
+def test_a_part_of_a_head_is_rotated(rng, poisoned_memory):
+    tables = {name: torch.rand(5, 16, generator=rng) for name in ("cos", "sin")}
+    lengths = torch.zeros(1).int()
+    q, k = (torch.randn(1, 5, 1, 128, generator=rng) for _ in range(2))
+    with jitfmha.emulate("gfx942", check=True) as run:
+        check_call({"q": q, "k": k, "interleaved": False, "cache_seqlens": lengths, **tables})
+        assert not run.findings()
+
+
+@pytest.mark.sample("arch", [*FP8], 1)
+def test_numbers_that_are_not_finite(arch):
+    with jitfmha.emulate(arch, check=True) as run:
+        check_not_finite(FP8[arch])
+        assert not run.findings()
+
+
+def test_the_other_form_of_fp8_is_refused():
+    x, cache = torch.zeros(1, 1, 8), torch.zeros(1, 1, 1, 8).to(torch.float8_e4m3fn)
+    slots = torch.zeros(1, dtype=torch.int64)
+    with (
+        jitfmha.emulate("gfx942"),
+        pytest.raises(NotImplementedError, match=r"is fp8_e4m3fn;.*fp8_e4m3fnuz and int8"),
+    ):
+        jitfmha.qk_norm_rope_cache(k=x, v=x, k_cache=cache, v_cache=cache.clone(), slots=slots)
