@@ -148,8 +148,8 @@ struct Place {
     chunks = (columns + kWidth - 1) / kWidth;
   }
 
-  // One column or another, not a difference of which a part may be negative: bounds are compared with
-  // addresses without the constant part of theirs.
+  // One column or another, and no difference: bounds are compared with what is left of an address
+  // without its constant part, which must not be negative.
   __device__ int first_of(int i) const {
     const int first = (lane + i * kRowLanes) * kWidth, last = columns - kWidth;
     return kIsRagged && first > last ? last : first;
