@@ -94,6 +94,17 @@ def test_a_first_number_far_from_the_mean(first, rng):
     check(jitfmha.layer_norm(x), expected, off, x.dtype)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_is_the_same_alone(kind, isa, rng):
+    """Short rows are worked on together, also beside one whose first number is far away."""
+    x = torch.randn(37, 24, generator=rng)
+    x[5, 0] = 1e4
+    function = getattr(jitfmha, kind)
+    together = function(x)
+    for i in range(37):
+        assert torch.equal(function(x[i]), together[i])
+
+
 def test_results_do_not_depend_on_threads(rng, num_threads):
     x, weight = torch.randn(300, 700, generator=rng), torch.randn(700, generator=rng)
     results = []

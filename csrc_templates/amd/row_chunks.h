@@ -73,9 +73,9 @@ template <class E>
 __device__ inline Numbers<E> numbers_of(const Floats& from) {
   Numbers<E> result;
   const auto at = [&](int i) { return i < kWidth ? from.of[i] : 0.0f; };
+  // In the last byte: floats between 2^23 and 2^24 are whole numbers.
   const auto byte = [&](int i) {
-    const float whole = __builtin_rintf(__builtin_amdgcn_fmed3f(at(i), -kLargest, kLargest));
-    return static_cast<unsigned>(static_cast<int>(whole)) & 0xffu;
+    return bits_of(__builtin_amdgcn_fmed3f(at(i), -kLargest, kLargest) + 0x1.8p23f);
   };
   constexpr int kOfDword = 4 / E::kBytes;
 #pragma unroll
@@ -89,7 +89,8 @@ __device__ inline Numbers<E> numbers_of(const Floats& from) {
       bits = __builtin_amdgcn_cvt_pk_fp8_f32(at(i), at(i + 1), 0, false);
       bits = __builtin_amdgcn_cvt_pk_fp8_f32(at(i + 2), at(i + 3), bits, true);
     } else {
-      bits = byte(i) | byte(i + 1) << 8 | byte(i + 2) << 16 | byte(i + 3) << 24;
+      const auto pair = [&](int j) { return __builtin_amdgcn_perm(byte(j + 1), byte(j), 0x0400); };
+      bits = pair(i) & 0xffff | pair(i + 2) << 16;
     }
     result.set_dword(i, bits);
   }
@@ -130,7 +131,8 @@ __device__ inline __amdgpu_buffer_rsrc_t one_row_of(Global<const void> base, lon
                                            kRawBuffer);
 }
 
-// Which chunks a thread has: every kRowLanes-th of its row.
+// Which chunks a thread has: every kRowLanes-th of its row. Where rows are no whole chunks the last
+// one begins earlier, and has some numbers that the one before has, too.
 struct Place {
   long first_row;
   int rows;  // of the workgroup, fewer than kRows at the end
@@ -143,17 +145,30 @@ struct Place {
     row = thread / kRowLanes;
     lane = thread % kRowLanes;
     columns = static_cast<int>(columns_of_row);
-    chunks = columns / kWidth;
+    chunks = (columns + kWidth - 1) / kWidth;
+  }
+
+  // One column or another, and no difference: bounds are compared with what is left of an address
+  // without its constant part, which must not be negative.
+  __device__ int first_of(int i) const {
+    const int first = (lane + i * kRowLanes) * kWidth, last = columns - kWidth;
+    return kIsRagged && first > last ? last : first;
+  }
+  // How many numbers of a chunk the one before has, too.
+  __device__ int shared_of(int i) const { return (lane + i * kRowLanes) * kWidth - first_of(i); }
+  // Of these zeros, so that each number counts once.
+  __device__ Floats once(int i, Floats a) const {
+#pragma unroll
+    for (int j = 0; kIsRagged && j < kWidth - 1; ++j) a.of[j] = j < shared_of(i) ? 0 : a.of[j];
+    return a;
   }
 
   __device__ bool has(int i) const { return lane + i * kRowLanes < chunks; }
-  __device__ unsigned column(int i) const {
-    return has(i) ? (lane + i * kRowLanes) * kWidth : kNowhere;
-  }
+  __device__ unsigned column(int i) const { return has(i) ? first_of(i) : kNowhere; }
   // In the buffer of the workgroup's rows. Those that there are not lie behind its end.
   __device__ unsigned offset(int i, long stride) const {
     const unsigned at = static_cast<unsigned>(row) * static_cast<unsigned>(stride);
-    return has(i) ? at + (lane + i * kRowLanes) * kWidth : kNowhere;
+    return has(i) ? at + first_of(i) : kNowhere;
   }
   // The workgroup's rows of a tensor.
   template <class E, class T>

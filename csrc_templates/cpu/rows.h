@@ -22,21 +22,11 @@ using Weight = KeyDtype;
 // How many lanes of a vector belong to a row: all of them, or fewer of the last one.
 using AllLanes = std::integral_constant<int, kLanes>;
 
-// The first `count` of the elements of a vector.
-template <class T>
-inline void copy_first(T* to, const T* from, int count) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
-  if constexpr (sizeof(T) == 4) {
-    const __mmask16 mask = __mmask16((1u << count) - 1);
-    return _mm512_mask_storeu_ps(to, mask, _mm512_maskz_loadu_ps(mask, from));
-  } else if constexpr (sizeof(T) == 2) {
-    const __mmask16 mask = __mmask16((1u << count) - 1);
-    return _mm256_mask_storeu_epi16(to, mask, _mm256_maskz_loadu_epi16(mask, from));
-  }
+inline __mmask16 first_lanes(int count) { return __mmask16((1u << count) - 1); }
 #endif
-  std::memcpy(to, from, size_t(count) * sizeof(T));
-}
 
+// 0 in lanes that do not belong to the row.
 template <class D>
 inline Vec load_row(const typename D::Element* from, AllLanes) {
   return D::load(from);
@@ -44,7 +34,13 @@ inline Vec load_row(const typename D::Element* from, AllLanes) {
 template <class D>
 inline Vec load_row(const typename D::Element* from, int lanes) {
   alignas(64) typename D::Element rest[kLanes] = {};
-  copy_first(rest, from, lanes);
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  if constexpr (sizeof(rest[0]) == 4) return _mm512_maskz_loadu_ps(first_lanes(lanes), from);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(rest),
+                     _mm256_maskz_loadu_epi16(first_lanes(lanes), from));
+#else
+  std::memcpy(rest, from, size_t(lanes) * sizeof(rest[0]));
+#endif
   return D::load(rest);
 }
 template <class D>
@@ -54,16 +50,27 @@ inline void store_row(typename D::Element* to, Vec a, AllLanes) {
 template <class D>
 inline void store_row(typename D::Element* to, Vec a, int lanes) {
   alignas(64) typename D::Element all[kLanes];
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  if constexpr (sizeof(all[0]) == 4) return _mm512_mask_storeu_ps(to, first_lanes(lanes), a);
   D::store(all, a);
-  copy_first(to, all, lanes);
+  _mm256_mask_storeu_epi16(to, first_lanes(lanes),
+                           _mm256_load_si256(reinterpret_cast<const __m256i*>(all)));
+#else
+  D::store(all, a);
+  std::memcpy(to, all, size_t(lanes) * sizeof(all[0]));
+#endif
 }
 
 // `a` in lanes of the row, and `rest` in the others.
 inline Vec where_in_row(Vec a, AllLanes, float) { return a; }
 inline Vec where_in_row(Vec a, int lanes, float rest) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  return _mm512_mask_blend_ps(first_lanes(lanes), simd::broadcast(rest), a);
+#else
   static constexpr float kNumbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   return simd::select_between(simd::broadcast(0.0f), simd::load(kNumbers),
                               simd::broadcast(float(lanes - 1)), a, simd::broadcast(rest));
+#endif
 }
 
 // Calls visit(column, lanes) for the vectors of the columns from `begin` to `end`.
@@ -78,12 +85,12 @@ inline void for_vectors(int64_t begin, int64_t end, const Visit& visit) {
 constexpr int kSums = 4;
 
 // kTerms sums over a row of what term(column, lanes) gives, which is 0 in lanes that do not belong
-// to it. Parts of it are added up on their own, so that no number is rounded more than some 200
-// times.
+// to it: in as many lanes as there are. Parts of it are added up on their own, so that no number is
+// rounded more than some 200 times.
 template <int kTerms>
 using Vectors = std::array<Vec, kTerms>;
 template <int kTerms, class Term>
-inline std::array<float, kTerms> sums_of_row(int64_t columns, const Term& term) {
+inline Vectors<kTerms> sums_of_row(int64_t columns, const Term& term) {
   constexpr int64_t kStep = kSums * kLanes, kPart = 64 * kStep;
   Vectors<kTerms> total;
   total.fill(simd::broadcast(0.0f));
@@ -104,19 +111,12 @@ inline std::array<float, kTerms> sums_of_row(int64_t columns, const Term& term) 
     const Vectors<kTerms> terms = term(at, lanes);
     for (int t = 0; t < kTerms; ++t) total[t] = simd::add(total[t], terms[t]);
   });
-  std::array<float, kTerms> sums;
-  for (int t = 0; t < kTerms; ++t) sums[t] = simd::sum_lanes(total[t]);
-  return sums;
-}
-template <class Term>
-inline float sum_of_row(int64_t columns, const Term& term) {
-  return sums_of_row<1>(columns,
-                        [&](int64_t at, auto lanes) { return Vectors<1>{term(at, lanes)}; })[0];
+  return total;
 }
 
 // The largest of term(column, lanes), which is `least` in lanes that do not belong to the row.
 template <class Term>
-inline float largest_of_row(int64_t columns, float least, const Term& term) {
+inline Vec largest_of_row(int64_t columns, float least, const Term& term) {
   constexpr int64_t kStep = kSums * kLanes;
   Vec most[kSums];
   for (Vec& each : most) each = simd::broadcast(least);
@@ -125,46 +125,114 @@ inline float largest_of_row(int64_t columns, float least, const Term& term) {
     for (int j = 0; j < kSums; ++j) most[j] = simd::max(term(i + j * kLanes, AllLanes{}), most[j]);
   for_vectors(i, columns,
               [&](int64_t at, auto lanes) { most[0] = simd::max(term(at, lanes), most[0]); });
-  return simd::largest_lane(simd::max(simd::max(most[0], most[1]), simd::max(most[2], most[3])));
+  return simd::max(simd::max(most[0], most[1]), simd::max(most[2], most[3]));
 }
 
-// What a row is normalised by: (x - mean) * factor.
+// ---- Several rows -------------------------------------------------------------------------------
+
+// Short rows are worked on together, as many as a vector has lanes: what has to be done once for
+// each of them is done for all at once. A row's result is the same to the last bit alone.
+constexpr int64_t kShortColumns = 256;
+
+// A number of each row.
+using OfRows = std::array<float, kLanes>;
+
+// kTerms sums over each of kRows rows of term(row, column, lanes).
+template <int kRows, int kTerms, class Term>
+inline std::array<OfRows, kTerms> sums_of_rows(int64_t columns, const Term& term) {
+  Vec parts[kTerms][kRows];
+  for (int row = 0; row < kRows; ++row) {
+    const Vectors<kTerms> sums =
+        sums_of_row<kTerms>(columns, [&](int64_t at, auto lanes) { return term(row, at, lanes); });
+    for (int t = 0; t < kTerms; ++t) parts[t][row] = sums[t];
+  }
+  std::array<OfRows, kTerms> result;
+  for (int t = 0; t < kTerms; ++t)
+    if constexpr (kRows == 1) result[t][0] = simd::sum_lanes(parts[t][0]);
+    else simd::store(result[t].data(), simd::sum_rows(parts[t]));
+  return result;
+}
+
+template <int kRows, class Term>
+inline OfRows largest_of_rows(int64_t columns, float least, const Term& term) {
+  Vec most[kRows];
+  for (int row = 0; row < kRows; ++row)
+    most[row] = largest_of_row(columns, least,
+                               [&](int64_t at, auto lanes) { return term(row, at, lanes); });
+  OfRows result;
+  if constexpr (kRows == 1) {
+    result[0] = simd::largest_lane(most[0]);
+  } else {
+    simd::transpose(most);
+    for (int row = 1; row < kRows; ++row) most[0] = simd::max(most[row], most[0]);
+    simd::store(result.data(), most[0]);
+  }
+  return result;
+}
+
+// Calls run(rows, row) for the rows from `begin` to `end`, of which it has `rows` from `row` on.
+template <class Run>
+inline void for_rows(int64_t begin, int64_t end, int64_t columns, const Run& run) {
+  int64_t row = begin;
+  if (columns <= kShortColumns)
+    for (; row + kLanes <= end; row += kLanes) run(AllLanes{}, row);
+  for (; row < end; ++row) run(std::integral_constant<int, 1>{}, row);
+}
+
+// What rows are normalised by: (x - mean) * factor.
 struct Statistics {
-  float mean, factor;
+  OfRows mean, factor;
 };
 
-inline Statistics statistics_of(const Element* x, int64_t columns, float eps) {
-  const auto squares_from = [&](float shift) {
-    const Vec from = simd::broadcast(shift);
-    return sums_of_row<2>(columns, [&](int64_t at, auto lanes) {
-      const Vec away = where_in_row(simd::sub(load_row<Dtype>(x + at, lanes), from), lanes, 0.0f);
-      return Vectors<2>{away, simd::mul(away, away)};
-    });
-  };
+template <int kRows>
+inline Statistics statistics_of(const Element* x, int64_t stride, int64_t columns, float eps) {
+  Statistics result;
   const float share = 1.0f / float(columns);
-  float mean = 0.0f;
-  std::array<float, 2> sums;
   if constexpr (kKind == Kind::rms_norm) {
-    sums[1] = sum_of_row(columns, [&](int64_t at, auto lanes) {
-      const Vec each = load_row<Dtype>(x + at, lanes);
-      return simd::mul(each, each);
+    const auto [squares] = sums_of_rows<kRows, 1>(columns, [&](int row, int64_t at, auto lanes) {
+      const Vec each = load_row<Dtype>(x + row * stride + at, lanes);
+      return Vectors<1>{simd::mul(each, each)};
     });
+    result.mean.fill(0.0f);
+    for (int row = 0; row < kRows; ++row) result.factor[row] = squares[row] * share;
   } else {
+    const auto away_from = [&](const Element* from, float shift, int64_t at, auto lanes) {
+      const Vec each = simd::sub(load_row<Dtype>(from + at, lanes), simd::broadcast(shift));
+      const Vec away = where_in_row(each, lanes, 0.0f);
+      return Vectors<2>{away, simd::mul(away, away)};
+    };
     // From the first number one pass is enough, as long as it lies within three standard deviations
     // of the mean. From one that is far away, most of the squares would cancel.
-    float first[kLanes];
-    simd::store(first, load_row<Dtype>(x, 1));
-    sums = squares_from(first[0]);
-    float away = sums[0] * share;
-    mean = first[0] + away;
-    if (!(away * away <= 0.9f * sums[1] * share)) {
-      sums = squares_from(mean);
-      away = sums[0] * share;
-      mean += away;
+    for (int row = 0; row < kRows; ++row) {
+      float first[kLanes];
+      simd::store(first, load_row<Dtype>(x + row * stride, 1));
+      result.mean[row] = first[0];
     }
-    sums[1] -= sums[0] * away;
+    const auto [sums, squares] =
+        sums_of_rows<kRows, 2>(columns, [&](int row, int64_t at, auto lanes) {
+          return away_from(x + row * stride, result.mean[row], at, lanes);
+        });
+    bool all_are_near = true;
+    for (int row = 0; row < kRows; ++row) {
+      const float away = sums[row] * share, square = squares[row] * share;
+      result.mean[row] += away;
+      result.factor[row] = square - away * away;
+      all_are_near &= away * away <= 0.9f * square;
+    }
+    for (int row = 0; row < kRows && !all_are_near; ++row) {
+      float away = sums[row] * share;
+      if (away * away <= 0.9f * squares[row] * share) continue;
+      const auto [of_row, of_squares] = sums_of_row<2>(columns, [&](int64_t at, auto lanes) {
+        return away_from(x + row * stride, result.mean[row], at, lanes);
+      });
+      away = simd::sum_lanes(of_row) * share;
+      result.mean[row] += away;
+      result.factor[row] = simd::sum_lanes(of_squares) * share - away * away;
+    }
   }
-  return {mean, 1.0f / std::sqrt(std::max(sums[1] * share, 0.0f) + eps)};
+  for (int row = 0; row < kRows; ++row)
+    result.factor[row] = 1.0f / std::sqrt(std::max(result.factor[row], 0.0f) + eps);
+  return result;
 }
 
 // Columns whose results are made at a time, in the first cache.
@@ -218,7 +286,7 @@ inline void write_row(typename D::Element* to, int64_t columns, bool past_caches
 }
 
 // As many multiplications as an element takes, with its share of the traffic.
-constexpr int64_t kElementCost = 16;
+constexpr int64_t kElementCost = 4;
 // Elements of an item of work.
 constexpr int64_t kItemElements = 1 << 14;
 

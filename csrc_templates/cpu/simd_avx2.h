@@ -125,8 +125,8 @@ inline float largest_lane(Vec a) {
 }
 inline float sum_lanes(Vec a) {
   __m128 sum = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-  sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
-  return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+  sum = _mm_add_ps(sum, _mm_movehdup_ps(sum));  // neighbours first, as sum_rows does
+  return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehl_ps(sum, sum)));
 }
 inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {
   for (int i = 0; i < kLanes; ++i) block[i] = load(static_cast<const float*>(rows[i]));

@@ -119,6 +119,21 @@ has_autograd_kernels: bool = below_autograd is not None
 they run. Otherwise torch.library.register_autograd makes one."""
 
 
+def register_autograd(
+    library: torch.library.Library, name: str, kernel: Callable[..., Any], function: Any
+) -> None:
+    """Give an operator its derivative: ``kernel``, or else ``function``'s where it has one."""
+    if has_autograd_kernels:
+        library.impl(name, kernel, "Autograd")
+    elif function is not None:
+        torch.library.register_autograd(
+            f"jitfmha::{name}",
+            function.backward,
+            setup_context=function.setup_context,
+            lib=library,
+        )
+
+
 def apply_at_one_level(function: Any, given: tuple[Any, ...]) -> Any:
     """``function.apply``; inside of torch.func.grad at one of its levels."""
     with enable_single_level_autograd_function():

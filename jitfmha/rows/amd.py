@@ -41,6 +41,7 @@ class RowKernel(NamedTuple):
 
     Attributes:
         width: numbers that a thread loads at once.
+        ragged: whether rows are no multiple of it.
         row_lanes, threads: of a row and of a workgroup.
         held: loads of a row that a thread keeps.
     """
@@ -49,6 +50,7 @@ class RowKernel(NamedTuple):
     direction: Direction
     arch: Arch
     width: int
+    ragged: bool
     row_lanes: int
     threads: int
     held: int
@@ -58,19 +60,22 @@ class RowKernel(NamedTuple):
         cls, traits: RowTraits, direction: Direction, arch: Arch, columns: int, width: int
     ) -> RowKernel:
         """The kernel for rows that allow loads of so many numbers."""
-        chunks = columns // width
+        chunks = -(-columns // width)
         lanes = 1
-        while lanes < _MOST_THREADS and lanes * _WANTED_CHUNKS < chunks:
+        # Forward may keep one more, so that some lanes have not nothing to do at the end of a row.
+        more = direction == "forward"
+        while lanes < _MOST_THREADS and lanes * (_WANTED_CHUNKS + more) < chunks + more:
             lanes *= 2
         registers = -(-width * DTYPE_BYTES[traits.dtype] // 4)
         most = _HELD_REGISTERS // registers if direction == "forward" else _WANTED_CHUNKS
         held = min(-(-chunks // lanes), most)
         threads = lanes if lanes > _WAVE else _LEAST_THREADS
-        return cls(traits, direction, arch, width, lanes, threads, held)
+        ragged = columns % width != 0
+        return cls(traits, direction, arch, width, ragged, lanes, threads, held)
 
     @property
     def name(self) -> str:
-        of_row = f"{self.held}x{self.width}x{self.row_lanes}"
+        of_row = f"{self.held}x{self.width}x{self.row_lanes}{'_ragged' if self.ragged else ''}"
         return f"{_TEMPLATES[self.direction]}_{self.traits.name}_{of_row}_{self.arch}"
 
     @property
@@ -96,6 +101,7 @@ def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
         "shared_structs": CALLS[kernel.direction].cpp(DEVICE),
         "element": ELEMENTS[traits.dtype],
         "weight_element": ELEMENTS[traits.weight_dtype],
+        "ragged": str(kernel.ragged).lower(),
         "largest": f"{LARGEST.get(traits.out_dtype, 0)}.0f",
         **{name: getattr(kernel, name) for name in ("width", "row_lanes", "threads", "held")},
     }
@@ -195,6 +201,8 @@ class AmdRows(RowLauncher):
 
         ``blocks`` of rows have a workgroup each, in backward, and so many gradients are
         ``combined`` of their parts.
+
+        Raises ``jitfmha.HipError`` where the HIP runtime refuses it.
         """
         width = self._width(pointers, strides)
         if width not in self._kernels:
@@ -204,7 +212,7 @@ class AmdRows(RowLauncher):
         self.start(kernel, counts, packed, tensors)
 
     def _width(self, pointers: Sequence[int], strides: Sequence[int]) -> int:
-        """How many numbers all loads and stores can have: at multiples of their size."""
+        """How many numbers all loads and stores can have: words of them at multiples of 4 bytes."""
         traits = self._traits
         x, weights, out = (
             DTYPE_BYTES[each] for each in (traits.dtype, traits.weight_dtype, traits.out_dtype)
@@ -212,13 +220,16 @@ class AmdRows(RowLauncher):
         of_pointers = (x, x, weights, weights, out, x)  # and that of the scale
         if self._direction == "backward":
             of_pointers = (x, x, x, weights, x, weights)  # and what is written number by number
-        width = LOAD_BYTES // x
+        begins = [
+            *zip(pointers, of_pointers, strict=False),
+            *(
+                (n * size, size)
+                for n, size in ((self._columns, min(x, out)), *((n, x) for n in strides))
+            ),
+        ]
+        width = LOAD_BYTES // min(x, 2 * out)
         while width > 1 and (
-            any(n % width for n in (self._columns, *strides))
-            or any(
-                p % min(width * size, LOAD_BYTES)
-                for p, size in zip(pointers, of_pointers, strict=False)
-            )
+            width > self._columns or any(at % min(width * size, 4) for at, size in begins)
         ):
             width //= 2
         return width

@@ -12,7 +12,7 @@ from ..planning.target import AmdTarget, CpuTarget
 from .amd import MOST_STRIDE, AmdRows
 from .cpu import cpu_entry
 from .problem import Kind, RowArguments, as_rows, traits_of
-from .run import NO_MEMORY
+from .run import NO_MEMORY, Run, looked_up
 from .structs import CALLS
 
 # A block of rows has a part of the weights' gradients of its own, which costs traffic; so it has
@@ -56,40 +56,61 @@ def run_rows_backward(arguments: RowBackwardArguments) -> RowGradients:
     Raises what ``traits_of`` does, and ``jitfmha.BuildError`` where the kernel does not compile.
     """
     kind, dout, dsum, x, weight, bias, eps, wants_weight = arguments
+    tensors = dout, dsum, x, weight, bias
+    run = looked_up("rows_bwd", (kind, eps, wants_weight), tensors, _prepare, arguments)
+    gradients: RowGradients = run(*tensors)
+    return gradients
+
+
+def _prepare(arguments: RowBackwardArguments) -> Run:
+    kind, dout, dsum, x, weight, bias, eps, wants_weight = arguments
     traits = traits_of(RowArguments(kind, x, dsum, weight, bias, eps, None))
     if dout.shape != x.shape or dout.dtype != x.dtype or dout.device != x.device:
         raise ValueError(
             f"dout is a {dout.dtype} tensor of shape {tuple(dout.shape)} on {dout.device}; it must "
             f"be as x, {x.dtype} of shape {tuple(x.shape)} on {x.device}"
         )
-    columns = x.shape[-1]
+    shape, columns = x.shape, x.shape[-1]
     rows = x.numel() // columns
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    dweight = torch.zeros_like(weight) if weight is not None and wants_weight else None
-    dbias = None if bias is None else torch.zeros_like(bias)
-    gradients = RowGradients(dx, dweight, dbias)
-    if rows == 0:
-        return gradients
     target = target_of(x.device)
-    sums = [each for each in (dweight, dbias) if each is not None]
+    wanted = (weight is not None and wants_weight) + (bias is not None)
     blocks = min(rows, max(rows * columns // _LEAST_BLOCK_ELEMENTS, 1))
-    if sums:
+    if wanted:
         least, most = _LEAST_BLOCK_ROWS, _MOST_BLOCKS
         if isinstance(target, AmdTarget):
             least, most = _LEAST_ROWS_OF_WORKGROUP, _UNIT_BLOCKS * target.compute_units
         blocks = max(min(blocks, rows // least, most), 1)
-    partial = torch.empty((len(sums), blocks, columns), dtype=torch.float32, device=x.device)
-    # They have to live as long as the kernel runs.
-    most_stride = None if isinstance(target, CpuTarget) else MOST_STRIDE
-    as_given = [None if each is None else as_rows(each, most_stride) for each in (dout, x, dsum)]
-    flat = None if weight is None else weight.contiguous()
-    strides = [0 if each is None else each.stride(0) for each in as_given]
-    tensors = (*as_given, flat, *gradients, partial)
-    pointers = [0 if each is None else each.data_ptr() for each in tensors]
-    packed = CALLS["backward"].packer.pack(*pointers, *strides, rows, columns, blocks, eps)
+    entry = amd = None
     if isinstance(target, AmdTarget):
         amd = AmdRows(traits, "backward", target, rows, columns)
-        amd.launch(packed, pointers, strides, tensors, blocks, len(sums))
-    elif cpu_entry(traits, "backward", target.isa)(packed):
-        raise MemoryError(NO_MEMORY)
-    return gradients
+    elif rows:
+        entry = cpu_entry(traits, "backward", target.isa)
+    pack = CALLS["backward"].packer.pack
+    most_stride = None if isinstance(target, CpuTarget) else MOST_STRIDE
+    empty = torch.empty_like if rows else torch.zeros_like
+
+    def run(
+        dout: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, bias: Tensor | None
+    ) -> RowGradients:
+        dx = torch.empty(shape, dtype=x.dtype, device=x.device)
+        dweight = empty(weight) if weight is not None and wants_weight else None
+        gradients = RowGradients(dx, dweight, None if bias is None else empty(bias))
+        if rows == 0:
+            return gradients
+        # They have to live as long as the kernel runs.
+        as_given = [
+            None if each is None else as_rows(each, most_stride) for each in (dout, x, dsum)
+        ]
+        flat = None if weight is None else weight.contiguous()
+        partial = x.new_empty((wanted, blocks, columns), dtype=torch.float32) if wanted else None
+        strides = [0 if each is None else each.stride(0) for each in as_given]
+        tensors = (*as_given, flat, *gradients, partial)
+        pointers = [0 if each is None else each.data_ptr() for each in tensors]
+        packed = pack(*pointers, *strides, rows, columns, blocks, eps)
+        if amd:
+            amd.launch(packed, pointers, strides, tensors, blocks, wanted)
+        elif entry and entry(packed):
+            raise MemoryError(NO_MEMORY)
+        return gradients
+
+    return run

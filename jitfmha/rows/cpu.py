@@ -42,7 +42,7 @@ def cpu_spec(traits: RowTraits, direction: Direction, isa: CpuIsa) -> BuildSpec:
             "vectors.h": render(f"cpu/simd_{vectors}.h", {}),
             **{f"{header}.h": render(f"cpu/{header}.h", {}) for header in _HEADERS},
         },
-        cflags=(*CFLAGS, *flags),
+        cflags=(*CFLAGS, "-fno-math-errno", *flags),
         why=f"the first {direction} {traits.kind} of {traits.dtype} rows",
     )
 

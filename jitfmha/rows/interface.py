@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..problem.checks import requires_any_grad, with_clear_errors
+from ..problem.arguments import new_tuple
+from ..problem.checks import with_clear_errors
 from ..problem.torch_parts import is_watched
 from .ops import EagerRows, call_operator, refuse_missing_gradients
 from .problem import Kind, RowArguments
@@ -100,15 +101,22 @@ def _results(
     eps: float,
     out_dtype: torch.dtype | None,
 ) -> Result:
-    arguments = RowArguments(kind, x, residual, weight, bias, eps, out_dtype)
-    others = [each for each in (residual, weight, bias) if each is not None]
-    if is_watched(x, x, x, *others):
+    arguments = new_tuple(RowArguments, (kind, x, residual, weight, bias, eps, out_dtype))
+    # Where one is missing x stands for it, which takes less than a list of those that are there.
+    w, b, r = x if weight is None else weight, x if bias is None else bias, residual
+    if is_watched(x, w, b) or (r is not None and is_watched(r, r, r)):
         out, total, scale = call_operator(arguments)
-    elif torch.is_grad_enabled() and requires_any_grad(x, *others):
-        refuse_missing_gradients(arguments)
+    elif _is_grad_enabled() and (
+        x.requires_grad or w.requires_grad or b.requires_grad or (r is not None and r.requires_grad)
+    ):
+        if out_dtype is not None:
+            refuse_missing_gradients(arguments)
         out, total, scale = EagerRows.apply(*arguments)  # type: ignore[no-untyped-call]
     else:
         out, total, scale = run_rows(arguments)
     if total is None and scale is None:
         return out
     return tuple(each for each in (out, total, scale) if each is not None)
+
+
+_is_grad_enabled = torch.is_grad_enabled

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..problem.arguments import new_tuple
 from ..problem.checks import requires_any_grad
 from ..problem.torch_parts import (
     SingleLevelFunction,
     apply_at_one_level,
     below_autograd,
-    has_autograd_kernels,
     has_forward_mode,
     is_watched,
+    register_autograd,
 )
 from .backward import RowBackwardArguments, RowGradients, run_rows_backward
 from .problem import RowArguments, traits_of
@@ -53,9 +54,7 @@ def call_operator(arguments: RowArguments) -> RowResults:
     """Go through torch's dispatcher."""
     traits = traits_of(arguments)
     out, total, scale = torch.ops.jitfmha.rows_fwd(*arguments)
-    return RowResults(
-        out, _or_none(total, arguments.residual), _or_none(scale, traits.is_quantised)
-    )
+    return out, _or_none(total, arguments.residual), _or_none(scale, traits.is_quantised)
 
 
 def _rows_fwd(*given: Any) -> _Three:
@@ -143,9 +142,9 @@ class EagerRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
-        results = run_rows(RowArguments(*given))
+        results = run_rows(new_tuple(RowArguments, given))
         _save(ctx, given, results)
-        return tuple(results)
+        return results
 
     backward = staticmethod(_differentiate)
 
@@ -202,17 +201,8 @@ def _has_tangent(x: Tensor) -> bool:
     return forward_ad.unpack_dual(x).tangent is not None
 
 
-if has_autograd_kernels:
-    _library.impl("rows_fwd", partial(_at_autograd, _Rows), "Autograd")
-    _library.impl("rows_bwd", partial(_at_autograd, _RowsBackward), "Autograd")
-else:
-    for _name, _function in (("rows_fwd", _Rows), ("rows_bwd", _RowsBackward)):
-        torch.library.register_autograd(
-            f"jitfmha::{_name}",
-            _function.backward,
-            setup_context=_function.setup_context,
-            lib=_library,
-        )
+for _name, _function in (("rows_fwd", _Rows), ("rows_bwd", _RowsBackward)):
+    register_autograd(_library, _name, partial(_at_autograd, _function), _function)
 
 
 # ---- vmap ----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from drawn_rows import draw, draw_like, drawn_index
+from drawn_rows import RowCall, draw, draw_like, drawn_index
 from norm_reference import check, forward
 from test_rows import check_call
 from test_rows_gradients import check_gradients
@@ -45,6 +45,17 @@ def test_many_short_rows(columns, rng, poisoned_memory):
     expected, off = forward("softmax", x, None, None, 0)
     with jitfmha.emulate("gfx950", check=True) as run:
         check(jitfmha.softmax(x), expected, off, x.dtype)
+        assert not run.findings()
+
+
+@pytest.mark.parametrize("columns", [34, 100])
+def test_rows_that_are_no_whole_loads(columns, rng, poisoned_memory):
+    """The last load of a row begins within the one before, also of weights that take two."""
+    x = torch.randn(7, columns, generator=rng).half()
+    call = RowCall("rms_norm", x, x.flip(0), torch.randn(columns, generator=rng), None, 1e-6)
+    with jitfmha.emulate("gfx942", check=True) as run:
+        check_call(call)
+        check_gradients(rng, call)
         assert not run.findings()
 
 

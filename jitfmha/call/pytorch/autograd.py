@@ -25,9 +25,9 @@ from ...problem.torch_parts import (
     SingleLevelFunction,
     apply_at_one_level,
     below_autograd,
-    has_autograd_kernels,
     has_forward_mode,
     is_watched,
+    register_autograd,
 )
 from ..backward import BackwardArguments, Results, make_backward_problem, run_backward
 from ..detection import target_of
@@ -355,15 +355,9 @@ def _refuse_tangents(names: tuple[str, ...], given: tuple[Any, ...]) -> None:
             )
 
 
-if has_autograd_kernels:
-    library.impl("fmha_fwd", _fmha_fwd, "Autograd")
-    library.impl("fmha_fwd_out", _fmha_fwd_out, "Autograd")
-    library.impl("fmha_bwd", _fmha_bwd, "Autograd")
-else:
-    for _name, _function in (("fmha_fwd", _Attention), ("fmha_bwd", _AttentionBackward)):
-        torch.library.register_autograd(
-            f"jitfmha::{_name}",
-            _function.backward,
-            setup_context=_function.setup_context,
-            lib=library,
-        )
+for _name, _kernel, _function in (
+    ("fmha_fwd", _fmha_fwd, _Attention),
+    ("fmha_fwd_out", _fmha_fwd_out, None),
+    ("fmha_bwd", _fmha_bwd, _AttentionBackward),
+):
+    register_autograd(library, _name, _kernel, _function)
