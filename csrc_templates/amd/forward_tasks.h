@@ -243,9 +243,12 @@ __device__ inline Task task_of_tile(const CompiledArguments& arguments, const Pl
 // Where the splits of a task's rows leave what they make of them; null where keys are not split.
 __device__ inline Global<float> results_of(const Arguments& a, const Task& task) {
   if (!a.workspace) return nullptr;
-  const unsigned tile = task.first_row / kTileRows;
-  return a.workspace + ((line_of(a, task.place) * a.query_tiles + tile) * kSlices + task.slice) *
-                           a.num_splits.divisor * kResultFloats;
+  // No memory has room for 2^32 of them.
+  const unsigned line = line_of(a, task.place),
+                 tile = static_cast<unsigned>(task.first_row) / kTileRows;
+  const unsigned number =
+      ((line * a.query_tiles + tile) * kSlices + task.slice) * a.num_splits.divisor;
+  return a.workspace + static_cast<unsigned long>(number) * kResultFloats;
 }
 
 // The task of a workgroup. `given.share` counts the slices of all shares.

@@ -133,6 +133,8 @@ struct SixteenRows {
 
   __device__ bool raise_maximum(int lane) {
     float largest = score[0];
+    // Left alone, the compiler would look for it in every tile.
+    asm volatile("" : "+v"(largest));
 #pragma unroll
     for (int i = 1; i < kScores; ++i) largest = __builtin_fmaxf(largest, score[i]);
     largest *= scale;
