@@ -166,3 +166,30 @@ def current_stream(device: int) -> int:
 
 
 raw_current_stream: Callable[[int], int] = _part("_C._cuda_getCurrentRawStream", current_stream)
+
+
+# ---- Products on the CPU -------------------------------------------------------------------------
+
+_SUPPORTED = {
+    torch.bfloat16: _part("ops.mkldnn._is_mkldnn_bf16_supported", lambda: False),
+    torch.float16: _part("ops.mkldnn._is_mkldnn_fp16_supported", lambda: False),
+}
+
+
+def multiplies_16_bits(dtype: torch.dtype) -> bool:
+    """Whether torch multiplies matrices of the dtype quicker than their float32 copies."""
+    return dtype not in _SUPPORTED or bool(_SUPPORTED[dtype]())
+
+
+_int_mm: Callable[[Tensor, Tensor], Tensor] | None = _part("_int_mm", None)
+
+
+def int8_product(a: Tensor, b: Tensor) -> Tensor:
+    """The product of two int8 matrices in int32.
+
+    Torch's own is wrong of a matrix with one row whose stride is 1 (2.13.0), so that one is copied.
+    """
+    if _int_mm is None:
+        return a.int() @ b.int()
+    a, b = (x.clone(memory_format=torch.contiguous_format) if 1 in x.shape else x for x in (a, b))
+    return _int_mm(a, b)
