@@ -22,19 +22,26 @@ BATCHES = [
 
 
 def matrix(rng: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Normal numbers, of integers between -100 and 100, in a drawn layout."""
-    layout = drawn_index(rng, 4)
+    """Normal numbers, of integers between -100 and 100, in a drawn layout.
+
+    What lies around them is NaN, or 99.
+    """
+    x = numbers(rng, shape, dtype)
+    layout = drawn_index(rng, 5)
     *batch, rows, columns = shape
-    if layout == 1:
-        return matrix_like(rng, (*batch, columns, rows), dtype).mT
-    if layout == 2:
-        return matrix_like(rng, (*batch, rows, columns + 5), dtype)[..., 3 : 3 + columns]
-    if layout == 3:
-        return matrix_like(rng, (*batch, 2 * columns, rows + 1), dtype)[..., ::2, 1:].mT
-    return matrix_like(rng, shape, dtype)
+    if layout < 2:
+        return x.mT.contiguous().mT if layout else x
+    filling = torch.nan if dtype.is_floating_point else 99
+    # Lines that loads of 16 bytes fit, or odd ones, or numbers that do not follow each other.
+    wide = (*batch, columns + 7, 2 * rows + 3) if layout == 4 else (*batch, rows + 1, columns + 64)
+    around = torch.full(wide, filling).to(dtype)
+    view = around[..., 7:, 3::2].mT if layout == 4 else around[..., 1:, 64 - 3 * (layout - 2) :]
+    view = view[..., :columns]
+    view.copy_(x)
+    return view
 
 
-def matrix_like(rng: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def numbers(rng: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if dtype in (torch.int8, torch.int32):
         return torch.randint(-100, 101, shape, generator=rng, dtype=torch.int32).to(dtype)
     return torch.randn(shape, generator=rng).to(dtype)
@@ -65,10 +72,10 @@ def drawn_call(
     given: list[Tensor | None] = []
     for i, of_each in enumerate(shapes):
         is_given = drawn_index(rng, 2) if options is None else options.epilogue[i] is not None
-        numbers = torch.randn(of_each[drawn_index(rng, len(of_each))], generator=rng)
+        x = torch.randn(of_each[drawn_index(rng, len(of_each))], generator=rng)
         if i == 0 and drawn_index(rng, 2):
-            numbers = numbers.to(out_dtype)
-        given.append(numbers if is_given else None)
+            x = x.to(out_dtype)
+        given.append(x if is_given else None)
     return MatmulArguments(a, b, *given, activation, out_dtype)
 
 

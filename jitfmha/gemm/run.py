@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..call.detection import target_of
 from ..planning.target import AmdTarget
+from .amd import amd_matmul
 from .cpu import cpu_matmul
 from .problem import MatmulArguments, product_of
 
@@ -18,5 +19,5 @@ def run_matmul(arguments: MatmulArguments) -> Tensor:
     product = product_of(arguments)
     target = target_of(arguments.a.device)
     if isinstance(target, AmdTarget):
-        raise NotImplementedError(f"matmul is not served on {target}")
+        return amd_matmul(arguments, product, target)
     return cpu_matmul(arguments, product)

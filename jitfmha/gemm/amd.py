@@ -1,0 +1,259 @@
+"""Kernels of products for AMD GPUs: their tiles, the operands they take, and their launch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import jit
+from ..amd.chips import Arch, architecture
+from ..amd.kernel_arguments import DEVICE
+from ..kernels.compiled.device_spec import device_spec
+from ..kernels.launcher import Launcher, typed_library
+from ..planning.target import AmdTarget
+from ..problem.dtypes import BF8_NAMES, DTYPE_NAMES, FP8_NAMES
+from ..rows.amd import launcher_spec
+from .problem import MatmulArguments, Product
+from .structs import CALL, VECTOR
+
+_ELEMENTS = {torch.float32: "FP32", torch.bfloat16: "BF16", torch.float16: "FP16"}
+_ELEMENTS |= {torch.int8: "INT8", torch.int32: "INT32"}
+_ELEMENTS |= dict.fromkeys(FP8_NAMES, "FP8") | dict.fromkeys(BF8_NAMES, "BF8")
+_LOAD_BYTES, _STORE_WIDTH = 16, 4
+# Rows of a tile lie within the reach of a buffer.
+_MOST_LINE_BYTES = 1 << 22
+
+
+class Tile(NamedTuple):
+    """What a workgroup computes at once: ``m`` by ``n`` results, in ``waves`` of each direction.
+
+    ``chunks`` of 16 bytes are a step's share of a row.
+    """
+
+    m: int
+    n: int
+    waves: tuple[int, int]
+    chunks: int
+
+
+# The largest, of which LDS has room for two steps, and smaller ones for fewer results.
+TILES: dict[Arch, tuple[Tile, ...]] = {
+    "gfx942": (
+        Tile(256, 256, (4, 2), 4),
+        *(Tile(128, 128, (2, 2), 8), Tile(64, 64, (2, 2), 8)),
+    ),
+    "gfx950": (
+        Tile(256, 256, (4, 2), 8),
+        *(Tile(128, 128, (2, 2), 8), Tile(64, 64, (2, 2), 8)),
+    ),
+}
+
+
+class Operand(NamedTuple):
+    """A matrix as a kernel takes it: ``(batch, rows, k)``.
+
+    Attributes:
+        are_rows: what is summed over lies side by side in memory.
+        line: bytes from one row to the next, or else from one of what is summed over.
+    """
+
+    tensor: Tensor
+    are_rows: bool
+    line: int
+
+    @property
+    def batch_bytes(self) -> int:
+        return self.tensor.stride(0) * self.tensor.itemsize
+
+    @classmethod
+    def of(cls, x: Tensor, batch: torch.Size) -> Operand:
+        """As it lies, or a copy whose lines begin and end at multiples of 16 bytes."""
+        rows, k = x.shape[-2:]
+        x = x.expand(*batch, rows, k).reshape(batch.numel(), rows, k)
+        are_rows = x.stride(2) == 1 or x.stride(1) != 1
+        lines = x if are_rows else x.mT
+        length, line = lines.shape[2], lines.stride(1) * x.itemsize
+        begins = x.data_ptr(), line, x.stride(0) * x.itemsize, length * x.itemsize
+        if (
+            lines.stride(2) != 1
+            or any(each % _LOAD_BYTES for each in begins)
+            or not length * x.itemsize <= line < _MOST_LINE_BYTES
+        ):
+            of_load = _LOAD_BYTES // x.itemsize
+            width = -(-length // of_load) * of_load
+            padded = x.new_zeros(*lines.shape[:2], width)
+            padded[..., :length] = lines
+            lines, line = padded, width * x.itemsize
+        return cls(lines if are_rows else lines.mT, are_rows, line)
+
+
+class GemmKernel(NamedTuple):
+    """What a kernel is compiled for."""
+
+    arch: Arch
+    tile: Tile
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    a_rows: bool
+    b_columns: bool
+    has_bias: bool
+    has_scale_a: bool
+    has_scale_b: bool
+    activation: str
+    store_width: int
+
+    @property
+    def name(self) -> str:
+        """Its own, of letters and digits."""
+        layout = ("c" if self.a_rows else "r") + ("r" if self.b_columns else "c")
+        words = (
+            *("gemm", DTYPE_NAMES[self.dtype], str(self.out_dtype).removeprefix("torch."), layout),
+            f"{self.tile.m}x{self.tile.n}",
+            *(("bias",) if self.has_bias else ()),
+            *(("scale_a",) if self.has_scale_a else ()),
+            *(("scale_b",) if self.has_scale_b else ()),
+            *(self.activation, f"w{self.store_width}", self.arch),
+        )
+        return "_".join(words)
+
+    @property
+    def threads(self) -> int:
+        return 64 * self.tile.waves[0] * self.tile.waves[1]
+
+
+@cache
+def kernel_spec(kernel: GemmKernel) -> jit.BuildSpec:
+    """The sources and the flags of a kernel."""
+    tile = kernel.tile
+    flags = ("a_rows", "b_columns", "has_bias", "has_scale_a", "has_scale_b")
+    values = {
+        **{name: str(getattr(kernel, name)).lower() for name in flags},
+        "kernel": kernel.name,
+        "shared_structs": "\n\n".join(each.cpp(DEVICE) for each in (VECTOR, CALL)),
+        "element": _ELEMENTS[kernel.dtype],
+        "out_element": _ELEMENTS[kernel.out_dtype],
+        **dict(zip(("tile_m", "tile_n"), tile[:2], strict=True)),
+        **dict(zip(("waves_m", "waves_n"), tile.waves, strict=True)),
+        "chunks": tile.chunks,
+        **{name: getattr(kernel, name) for name in ("activation", "store_width")},
+    }
+    why = f"the first product of {kernel.dtype} on {kernel.arch}"
+    return device_spec(kernel.name, kernel.arch, "gemm.hip", values, ("elements.h",), why)
+
+
+class _GemmLauncher(Launcher):
+    """Loads kernels of a device and launches them."""
+
+    def __init__(self, target: AmdTarget) -> None:
+        self._target = target
+        self._library = typed_library(launcher_spec())
+        self.entry = self._library.jitfmha_rows
+        counts, bytes_of_call = (ctypes.c_int64,) * 3, (ctypes.c_char_p, ctypes.c_size_t)
+        self.entry.argtypes = [ctypes.c_void_p, *counts, ctypes.c_void_p, *bytes_of_call]
+        self._loaded: dict[GemmKernel, int] = {}
+
+    def launch(
+        self, kernel: GemmKernel, workgroups: int, packed: bytes, tensors: Sequence[Tensor | None]
+    ) -> None:
+        if kernel not in self._loaded:
+            spec = kernel_spec(kernel)
+            names = spec.artifact_name, kernel.name, ""
+            self._loaded[kernel] = self.load(jit.read(spec), kernel.threads, *names)
+        target = self._target
+        stream = target.runtime.current_stream(target.device_index)
+        given = self._loaded[kernel], workgroups, 0, 0, stream, packed, len(packed)
+        if target.runtime.launching is None:
+            status = self.entry(*given)
+        else:
+            with target.runtime.launching(tensors):
+                status = self.entry(*given)
+        if status:
+            raise self.error(status)
+
+
+def _vector(x: Tensor | None, shape: Sequence[int]) -> Tensor | None:
+    """What follows a product, ``(batch, numbers)`` in float32."""
+    if x is None:
+        return None
+    return x.float().expand(*shape).reshape(-1, shape[-1] * shape[-2])
+
+
+def _fields_of(x: Tensor | None) -> tuple[int, int, int]:
+    return (0, 0, 0) if x is None else (x.data_ptr(), x.stride(0), x.stride(1))
+
+
+def _tile_of(target: AmdTarget, batch: int, m: int, n: int) -> Tile:
+    """The one with which the compute units compute least."""
+
+    def computed(tile: Tile) -> int:
+        tiles = batch * -(-m // tile.m) * -(-n // tile.n)
+        return -(-tiles // target.compute_units) * tile.m * tile.n
+
+    return min(TILES[target.arch], key=computed)
+
+
+def amd_matmul(arguments: MatmulArguments, product: Product, target: AmdTarget) -> Tensor:
+    """Launch the kernel of a call on the current stream.
+
+    Raises ``NotImplementedError`` where the chip has no such numbers, and ``jitfmha.HipError``
+    where the HIP runtime refuses the launch.
+    """
+    a, b, bias, scale_a, scale_b, activation, _ = arguments
+    served = architecture(target.arch).dtypes
+    if DTYPE_NAMES.get(a.dtype) not in served:
+        raise NotImplementedError(f"a has dtype {a.dtype}; {target} multiplies {', '.join(served)}")
+    batch, m, n, k, out_dtype = product
+    out = torch.empty(product.shape, dtype=out_dtype, device=a.device)
+    if not out.numel():
+        return out
+    if b.dim() == 2 and all(x is None or x.shape[:-2].numel() == 1 for x in (bias, scale_b)):
+        # One matrix of all rows.
+        if scale_a is not None:
+            scale_a = scale_a.expand(*batch, m, 1).reshape(-1, 1)
+        m, batch = out.numel() // n, torch.Size()
+        a = a.reshape(m, k)
+    operands = Operand.of(a, batch), Operand.of(b.mT, batch)
+    of_columns = (*batch, 1, n)
+    vectors = (
+        _vector(bias, of_columns),
+        _vector(scale_a, (*batch, m, 1)),
+        _vector(scale_b, of_columns),
+    )
+    tile = _tile_of(target, batch.numel(), m, n)
+    has_bias, has_scale_a, has_scale_b = (each is not None for each in vectors)
+    kernel = GemmKernel(
+        target.arch,
+        tile,
+        a.dtype,
+        out_dtype,
+        operands[0].are_rows,
+        operands[1].are_rows,
+        has_bias,
+        has_scale_a,
+        has_scale_b,
+        activation or "none",
+        1 if n % _STORE_WIDTH else _STORE_WIDTH,
+    )
+    tiles = -(-m // tile.m), -(-n // tile.n)
+    packed = CALL.packer.pack(
+        *(each.tensor.data_ptr() for each in operands),
+        out.data_ptr(),
+        *(value for each in vectors for value in _fields_of(each)),
+        *(each.batch_bytes for each in operands),
+        *(each.line for each in operands),
+        *(m, n, k, *tiles),
+    )
+    workgroups = batch.numel() * tiles[0] * tiles[1]
+    launchers = target.calls["gemm"]
+    launcher = launchers.prepared.get(target.device_index)
+    if launcher is None:
+        launcher = _GemmLauncher(target)
+        launchers.keep(target.device_index, launcher)
+    tensors = (*(each.tensor for each in operands), *vectors, out)
+    launcher.launch(kernel, workgroups, packed, tensors)
+    return out

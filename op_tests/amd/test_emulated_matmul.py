@@ -1,0 +1,90 @@
+"""matmul on emulated GPUs, under the sanitizer, against float64."""
+
+from contextlib import nullcontext
+from itertools import product
+
+import pytest
+import torch
+from drawn_products import check_call, drawn_call, numbers
+from drawn_rows import drawn_index
+
+import jitfmha
+from jitfmha.gemm import amd
+from jitfmha.gemm.problem import MatmulArguments
+from jitfmha.problem.dtypes import BF8_NAMES, FP8_NAMES
+
+ARCHES = "gfx942", "gfx950"
+FORMS = dict(zip(ARCHES, zip(FP8_NAMES, BF8_NAMES, strict=True), strict=True))
+DTYPES = torch.bfloat16, torch.float16, torch.float32, torch.int8, "e4m3", "e5m2"
+# Around loads of 16 bytes, steps and tiles.
+SIZES = [0, 1, 4, 16, 31, 63, 64, 65, 100, 128, 129]
+
+
+def dtype_on(arch, dtype):
+    return FORMS[arch][dtype == "e5m2"] if isinstance(dtype, str) else dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_drawn_calls(dtype, rng, poisoned_memory):
+    """Of one set of options, so that few kernels are compiled."""
+    arch = ARCHES[drawn_index(rng, 2)]
+    options = drawn_call(rng, dtype_on(arch, dtype), (8, 8, 8))
+    with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+        for _ in range(3):
+            size = tuple(SIZES[drawn_index(rng, len(SIZES))] for _ in range(3))
+            check_call(drawn_call(rng, dtype_on(arch, dtype), size, options))
+        assert not run.findings()
+
+
+@pytest.mark.parametrize("layouts", list(product((False, True), repeat=2)))
+def test_layouts(layouts, rng, poisoned_memory):
+    """Of bytes, whose fours change places on their way."""
+    a, b = (numbers(rng, (80, 80), torch.int8) for _ in range(2))
+    a, b = (x.mT if swap else x for x, swap in zip((a, b), layouts, strict=True))
+    with jitfmha.emulate(ARCHES[drawn_index(rng, 2)], check=True) as run:
+        check_call(MatmulArguments(a, b))
+        assert not run.findings()
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_ends_of_rows(arch, rng, poisoned_memory):
+    """Behind which there are NaNs, of which a step of products takes none."""
+    around = [torch.full((70, 256), torch.nan) for _ in range(2)]
+    a, b = (x[:, :72] for x in around)
+    for x in (a, b):
+        x.copy_(numbers(rng, tuple(x.shape), torch.float32))
+    with jitfmha.emulate(arch, check=True) as run:
+        check_call(MatmulArguments(a, b.mT))
+        assert not run.findings()
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("tile", range(2))
+def test_large_tiles(tile, arch, rng, poisoned_memory, monkeypatch):
+    chosen = amd.TILES[arch][tile]
+    monkeypatch.setattr(amd, "_tile_of", lambda *_: chosen)
+    a, b = numbers(rng, (chosen.m + 1, 152), torch.float16), numbers(rng, (152, 300), torch.float16)
+    with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+        check_call(MatmulArguments(a, b.mT.contiguous().mT if tile else b))
+        assert not run.findings()
+
+
+def test_gradients_by_torch(rng):
+    a, b = numbers(rng, (2, 9, 16), torch.float32), numbers(rng, (16, 8), torch.float32)
+    results = []
+    for on_gpu in (False, True):
+        leaves = a.clone().requires_grad_(), b.clone().requires_grad_()
+        with jitfmha.emulate("gfx950", check=True) if on_gpu else nullcontext():
+            jitfmha.matmul(*leaves, activation="gelu").sin().sum().backward()
+        results.append([each.grad for each in leaves])
+    torch.testing.assert_close(*results)
+
+
+def test_what_the_chip_does_not_multiply_is_refused():
+    for dtype in (torch.int32, torch.float8_e4m3fn):
+        x = torch.zeros(8, 8).to(dtype)
+        with (
+            jitfmha.emulate("gfx942"),
+            pytest.raises(NotImplementedError, match=f"a has dtype {dtype}; .*fp8_e4m3fnuz"),
+        ):
+            jitfmha.matmul(x, x)
