@@ -181,15 +181,8 @@ def multiplies_16_bits(dtype: torch.dtype) -> bool:
     return dtype not in _SUPPORTED or bool(_SUPPORTED[dtype]())
 
 
-_int_mm: Callable[[Tensor, Tensor], Tensor] | None = _part("_int_mm", None)
+def _widened_product(a: Tensor, b: Tensor) -> Tensor:
+    return a.int() @ b.int()
 
 
-def int8_product(a: Tensor, b: Tensor) -> Tensor:
-    """The product of two int8 matrices in int32.
-
-    Torch's own is wrong of a matrix with one row whose stride is 1 (2.13.0), so that one is copied.
-    """
-    if _int_mm is None:
-        return a.int() @ b.int()
-    a, b = (x.clone(memory_format=torch.contiguous_format) if 1 in x.shape else x for x in (a, b))
-    return _int_mm(a, b)
+int8_product: Callable[[Tensor, Tensor], Tensor] = _part("_int_mm", _widened_product)
