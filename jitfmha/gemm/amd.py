@@ -25,6 +25,8 @@ _ELEMENTS = {torch.float32: "FP32", torch.bfloat16: "BF16", torch.float16: "FP16
 _ELEMENTS |= {torch.int8: "INT8", torch.int32: "INT32"}
 _ELEMENTS |= dict.fromkeys(FP8_NAMES, "FP8") | dict.fromkeys(BF8_NAMES, "BF8")
 _LOAD_BYTES, _STORE_WIDTH = 16, 4
+# Fewer of a tile are not worth a workgroup.
+_LEAST_STEPS = 8
 # Rows of a tile lie within the reach of a buffer.
 _MOST_LINE_BYTES = 1 << 22
 
@@ -39,6 +41,15 @@ class Tile(NamedTuple):
     n: int
     waves: tuple[int, int]
     chunks: int
+
+    @property
+    def threads(self) -> int:
+        return 64 * self.waves[0] * self.waves[1]
+
+    @property
+    def blocks_of_wave(self) -> int:
+        """Of 32 by 32 results."""
+        return self.m * self.n // (16 * self.threads)
 
 
 # The largest, of which LDS has room for two steps, and smaller ones for fewer results.
@@ -121,10 +132,6 @@ class GemmKernel(NamedTuple):
         )
         return "_".join(words)
 
-    @property
-    def threads(self) -> int:
-        return 64 * self.tile.waves[0] * self.tile.waves[1]
-
 
 @cache
 def kernel_spec(kernel: GemmKernel) -> jit.BuildSpec:
@@ -158,15 +165,17 @@ class _GemmLauncher(Launcher):
         self._loaded: dict[GemmKernel, int] = {}
 
     def launch(
-        self, kernel: GemmKernel, workgroups: int, packed: bytes, tensors: Sequence[Tensor | None]
+        self, kernel: GemmKernel, work: Work, packed: bytes, tensors: Sequence[Tensor | None]
     ) -> None:
         if kernel not in self._loaded:
             spec = kernel_spec(kernel)
-            names = spec.artifact_name, kernel.name, ""
-            self._loaded[kernel] = self.load(jit.read(spec), kernel.threads, *names)
+            names = spec.artifact_name, kernel.name, f"{kernel.name}_combine"
+            self._loaded[kernel] = self.load(jit.read(spec), kernel.tile.threads, *names)
         target = self._target
         stream = target.runtime.current_stream(target.device_index)
-        given = self._loaded[kernel], workgroups, 0, 0, stream, packed, len(packed)
+        blocks = kernel.tile.blocks_of_wave if work.sharing else 0
+        counts = work.whole + work.sharing, work.shared, blocks
+        given = self._loaded[kernel], *counts, stream, packed, len(packed)
         if target.runtime.launching is None:
             status = self.entry(*given)
         else:
@@ -185,6 +194,29 @@ def _vector(x: Tensor | None, shape: Sequence[int]) -> Tensor | None:
 
 def _fields_of(x: Tensor | None) -> tuple[int, int, int]:
     return (0, 0, 0) if x is None else (x.data_ptr(), x.stride(0), x.stride(1))
+
+
+class Work(NamedTuple):
+    """How workgroups divide tiles of ``steps`` each.
+
+    Attributes:
+        whole: tiles that a workgroup has alone.
+        shared: the others, whose steps ``sharing`` workgroups divide evenly.
+    """
+
+    steps: int
+    whole: int
+    shared: int
+    sharing: int
+
+    @classmethod
+    def of(cls, tiles: int, steps: int, units: int) -> Work:
+        """Whole rounds of tiles, and the rest for all units, as far as there are steps for them."""
+        shared = tiles % units
+        sharing = min(units, shared * steps // _LEAST_STEPS)
+        if sharing <= shared:
+            return cls(steps, tiles, 0, 0)
+        return cls(steps, tiles - shared, shared, sharing)
 
 
 def _tile_of(target: AmdTarget, batch: int, m: int, n: int) -> Tile:
@@ -240,6 +272,10 @@ def amd_matmul(arguments: MatmulArguments, product: Product, target: AmdTarget) 
         1 if n % _STORE_WIDTH else _STORE_WIDTH,
     )
     tiles = -(-m // tile.m), -(-n // tile.n)
+    step = tile.chunks * _LOAD_BYTES // a.itemsize
+    work = Work.of(batch.numel() * tiles[0] * tiles[1], -(-k // step), target.compute_units)
+    slots = (work.sharing + work.shared) if work.sharing else 0
+    parts = torch.empty(slots * tile.m * tile.n, dtype=torch.float32, device=a.device)
     packed = CALL.packer.pack(
         *(each.tensor.data_ptr() for each in operands),
         out.data_ptr(),
@@ -247,13 +283,14 @@ def amd_matmul(arguments: MatmulArguments, product: Product, target: AmdTarget) 
         *(each.batch_bytes for each in operands),
         *(each.line for each in operands),
         *(m, n, k, *tiles),
+        *(work.steps, work.whole, work.shared * work.steps, work.sharing),
+        parts.data_ptr(),
     )
-    workgroups = batch.numel() * tiles[0] * tiles[1]
     launchers = target.calls["gemm"]
     launcher = launchers.prepared.get(target.device_index)
     if launcher is None:
         launcher = _GemmLauncher(target)
         launchers.keep(target.device_index, launcher)
-    tensors = (*(each.tensor for each in operands), *vectors, out)
-    launcher.launch(kernel, workgroups, packed, tensors)
+    tensors = (*(each.tensor for each in operands), *vectors, out, parts)
+    launcher.launch(kernel, work, packed, tensors)
     return out
