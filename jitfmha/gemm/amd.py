@@ -24,11 +24,11 @@ from .structs import CALL, VECTOR
 _ELEMENTS = {torch.float32: "FP32", torch.bfloat16: "BF16", torch.float16: "FP16"}
 _ELEMENTS |= {torch.int8: "INT8", torch.int32: "INT32"}
 _ELEMENTS |= dict.fromkeys(FP8_NAMES, "FP8") | dict.fromkeys(BF8_NAMES, "BF8")
-_LOAD_BYTES, _STORE_WIDTH = 16, 4
+_LOAD_BYTES = 16
 # Fewer of a tile are not worth a workgroup.
 _LEAST_STEPS = 8
 # Rows of a tile lie within the reach of a buffer.
-_MOST_LINE_BYTES = 1 << 22
+_MOST_LINE_BYTES = 1 << 22  # times 256 rows: half of what an offset counts to
 
 
 class Tile(NamedTuple):
@@ -116,7 +116,6 @@ class GemmKernel(NamedTuple):
     has_scale_a: bool
     has_scale_b: bool
     activation: str
-    store_width: int
 
     @property
     def name(self) -> str:
@@ -128,7 +127,7 @@ class GemmKernel(NamedTuple):
             *(("bias",) if self.has_bias else ()),
             *(("scale_a",) if self.has_scale_a else ()),
             *(("scale_b",) if self.has_scale_b else ()),
-            *(self.activation, f"w{self.store_width}", self.arch),
+            *(self.activation, self.arch),
         )
         return "_".join(words)
 
@@ -147,7 +146,7 @@ def kernel_spec(kernel: GemmKernel) -> jit.BuildSpec:
         **dict(zip(("tile_m", "tile_n"), tile[:2], strict=True)),
         **dict(zip(("waves_m", "waves_n"), tile.waves, strict=True)),
         "chunks": tile.chunks,
-        **{name: getattr(kernel, name) for name in ("activation", "store_width")},
+        "activation": kernel.activation,
     }
     why = f"the first product of {kernel.dtype} on {kernel.arch}"
     return device_spec(kernel.name, kernel.arch, "gemm.hip", values, ("elements.h",), why)
@@ -240,6 +239,10 @@ def amd_matmul(arguments: MatmulArguments, product: Product, target: AmdTarget) 
     if DTYPE_NAMES.get(a.dtype) not in served:
         raise NotImplementedError(f"a has dtype {a.dtype}; {target} multiplies {', '.join(served)}")
     batch, m, n, k, out_dtype = product
+    if n * out_dtype.itemsize >= _MOST_LINE_BYTES:
+        raise NotImplementedError(
+            f"b has {n} columns; rows of less than {_MOST_LINE_BYTES} bytes are served"
+        )
     out = torch.empty(product.shape, dtype=out_dtype, device=a.device)
     if not out.numel():
         return out
@@ -269,7 +272,6 @@ def amd_matmul(arguments: MatmulArguments, product: Product, target: AmdTarget) 
         has_scale_a,
         has_scale_b,
         activation or "none",
-        1 if n % _STORE_WIDTH else _STORE_WIDTH,
     )
     tiles = -(-m // tile.m), -(-n // tile.n)
     step = tile.chunks * _LOAD_BYTES // a.itemsize
