@@ -27,6 +27,7 @@ _ELEMENTS |= dict.fromkeys(FP8_NAMES, "FP8") | dict.fromkeys(BF8_NAMES, "BF8")
 _LOAD_BYTES = 16
 # Fewer of a tile are not worth a workgroup.
 _LEAST_STEPS = 8
+_COMBINE_CYCLES = 8000
 # Rows of a tile lie within the reach of a buffer.
 _MOST_LINE_BYTES = 1 << 22  # times 256 rows: half of what an offset counts to
 
@@ -34,13 +35,18 @@ _MOST_LINE_BYTES = 1 << 22  # times 256 rows: half of what an offset counts to
 class Tile(NamedTuple):
     """What a workgroup computes at once: ``m`` by ``n`` results, in ``waves`` of each direction.
 
-    ``chunks`` of 16 bytes are a step's share of a row.
+    Attributes:
+        chunks: of 16 bytes, a step's share of a row.
+        at_once: workgroups that a compute unit has room for.
+        cycles: that these together take for a step of 16 bits, by the emulator's cost model.
     """
 
     m: int
     n: int
     waves: tuple[int, int]
     chunks: int
+    at_once: int
+    cycles: int
 
     @property
     def threads(self) -> int:
@@ -55,12 +61,16 @@ class Tile(NamedTuple):
 # The largest, of which LDS has room for two steps, and smaller ones for fewer results.
 TILES: dict[Arch, tuple[Tile, ...]] = {
     "gfx942": (
-        Tile(256, 256, (4, 2), 4),
-        *(Tile(128, 128, (2, 2), 8), Tile(64, 64, (2, 2), 8)),
+        Tile(256, 256, (4, 2), 4, 1, 2277),
+        Tile(128, 128, (2, 2), 4, 2, 1589),
+        Tile(64, 64, (2, 2), 8, 2, 1275),
+        Tile(32, 64, (1, 2), 8, 2, 1117),
     ),
     "gfx950": (
-        Tile(256, 256, (4, 2), 8),
-        *(Tile(128, 128, (2, 2), 8), Tile(64, 64, (2, 2), 8)),
+        Tile(256, 256, (4, 2), 8, 1, 2168),
+        Tile(128, 128, (2, 2), 4, 2, 1429),
+        Tile(64, 64, (2, 2), 8, 4, 1400),
+        Tile(32, 64, (1, 2), 8, 4, 900),
     ),
 }
 
@@ -147,6 +157,7 @@ def kernel_spec(kernel: GemmKernel) -> jit.BuildSpec:
         **dict(zip(("waves_m", "waves_n"), tile.waves, strict=True)),
         "chunks": tile.chunks,
         "activation": kernel.activation,
+        "waves_of_simd": tile.at_once * tile.threads // 256,
     }
     why = f"the first product of {kernel.dtype} on {kernel.arch}"
     return device_spec(kernel.name, kernel.arch, "gemm.hip", values, ("elements.h",), why)
@@ -209,23 +220,35 @@ class Work(NamedTuple):
     sharing: int
 
     @classmethod
-    def of(cls, tiles: int, steps: int, units: int) -> Work:
-        """Whole rounds of tiles, and the rest for all units, as far as there are steps for them."""
-        shared = tiles % units
-        sharing = min(units, shared * steps // _LEAST_STEPS)
+    def of(cls, tiles: int, steps: int, slots: int) -> Work:
+        """Whole rounds of tiles, and the rest for all slots, as far as there are steps for them."""
+        shared = tiles % slots
+        sharing = min(slots, shared * steps // _LEAST_STEPS)
         if sharing <= shared:
             return cls(steps, tiles, 0, 0)
         return cls(steps, tiles - shared, shared, sharing)
 
+    def cycles(self, tile: Tile, slots: int) -> float:
+        """Until the last workgroup has ended, and what was shared is added up."""
+        steps: float = -(-self.whole // slots) * self.steps
+        if not self.sharing:
+            return steps * tile.cycles
+        return (steps + self.shared * self.steps / self.sharing) * tile.cycles + _COMBINE_CYCLES
 
-def _tile_of(target: AmdTarget, batch: int, m: int, n: int) -> Tile:
-    """The one with which the compute units compute least."""
+    @classmethod
+    def choose(
+        cls, target: AmdTarget, batch: int, m: int, n: int, k_bytes: int
+    ) -> tuple[Tile, Work]:
+        """The tile with which it takes least."""
 
-    def computed(tile: Tile) -> int:
-        tiles = batch * -(-m // tile.m) * -(-n // tile.n)
-        return -(-tiles // target.compute_units) * tile.m * tile.n
+        def choice(tile: Tile) -> tuple[float, Tile, Work]:
+            slots = tile.at_once * target.compute_units
+            tiles = batch * -(-m // tile.m) * -(-n // tile.n)
+            work = cls.of(tiles, -(-k_bytes // (tile.chunks * _LOAD_BYTES)), slots)
+            return work.cycles(tile, slots), tile, work
 
-    return min(TILES[target.arch], key=computed)
+        _, tile, work = min(map(choice, TILES[target.arch]), key=lambda each: each[0])
+        return tile, work
 
 
 def amd_matmul(arguments: MatmulArguments, product: Product, target: AmdTarget) -> Tensor:
@@ -259,7 +282,7 @@ def amd_matmul(arguments: MatmulArguments, product: Product, target: AmdTarget) 
         _vector(scale_a, (*batch, m, 1)),
         _vector(scale_b, of_columns),
     )
-    tile = _tile_of(target, batch.numel(), m, n)
+    tile, work = Work.choose(target, batch.numel(), m, n, k * a.itemsize)
     has_bias, has_scale_a, has_scale_b = (each is not None for each in vectors)
     kernel = GemmKernel(
         target.arch,
@@ -274,8 +297,6 @@ def amd_matmul(arguments: MatmulArguments, product: Product, target: AmdTarget) 
         activation or "none",
     )
     tiles = -(-m // tile.m), -(-n // tile.n)
-    step = tile.chunks * _LOAD_BYTES // a.itemsize
-    work = Work.of(batch.numel() * tiles[0] * tiles[1], -(-k // step), target.compute_units)
     slots = (work.sharing + work.shared) if work.sharing else 0
     parts = torch.empty(slots * tile.m * tile.n, dtype=torch.float32, device=a.device)
     packed = CALL.packer.pack(

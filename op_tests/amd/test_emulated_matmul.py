@@ -11,6 +11,7 @@ from drawn_rows import drawn_index
 import jitfmha
 from jitfmha.gemm import amd
 from jitfmha.gemm.problem import MatmulArguments
+from jitfmha.planning.target import TARGET_HERE
 from jitfmha.problem.dtypes import BF8_NAMES, FP8_NAMES
 
 ARCHES = "gfx942", "gfx950"
@@ -59,14 +60,46 @@ def test_ends_of_rows(arch, rng, poisoned_memory):
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("tile", range(2))
+@pytest.mark.parametrize("tile", range(4))
 def test_large_tiles(tile, arch, rng, poisoned_memory, monkeypatch):
     chosen = amd.TILES[arch][tile]
-    monkeypatch.setattr(amd, "_tile_of", lambda *_: chosen)
+    monkeypatch.setitem(amd.TILES, arch, (chosen,))
     a, b = numbers(rng, (chosen.m + 1, 152), torch.float16), numbers(rng, (152, 300), torch.float16)
     with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
         check_call(MatmulArguments(a, b.mT.contiguous().mT if tile else b))
         assert not run.findings()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_shared_tiles(dtype, rng, poisoned_memory, monkeypatch):
+    """Several workgroups have parts of two tiles, and a whole round comes before."""
+    arch = ARCHES[drawn_index(rng, 2)]
+    monkeypatch.setitem(amd.TILES, arch, amd.TILES[arch][2:3])
+    monkeypatch.setattr(amd, "_LEAST_STEPS", 2)
+    options = drawn_call(rng, dtype, (8, 8, 8))
+    with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+        for units in (2, 3, 100):
+            monkeypatch.setattr(TARGET_HERE.get(), "compute_units", units)
+            check_call(drawn_call(rng, dtype, (150, 130, 700), options, ((), ())))
+        assert not run.findings()
+
+
+def test_work_is_divided():
+    for tiles, steps, slots, expected in (
+        *((8, 16, 8, (16, 8, 0, 0)), (10, 16, 8, (16, 8, 2, 4)), (3, 160, 8, (160, 0, 3, 8))),
+        *((5, 4, 8, (4, 5, 0, 0)), (15, 16, 8, (16, 8, 7, 8)), (0, 16, 8, (16, 0, 0, 0))),
+    ):
+        assert amd.Work.of(tiles, steps, slots) == expected
+
+
+def test_tiles_of_calls():
+    """The largest where there are many results, the smallest where there are few."""
+    for arch in ARCHES:
+        with jitfmha.emulate(arch):
+            target = TARGET_HERE.get()
+            for m, expected in ((8192, (256, 256)), (16, (32, 64))):
+                tile, _ = amd.Work.choose(target, 1, m, 8192, 16384)
+                assert tile[:2] == expected
 
 
 def test_gradients_by_torch(rng):
