@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from drawn_products import ACTIVATE, check, check_call, drawn_call, matrix
+from drawn_products import ACTIVATE, check, check_call, drawn_call, matrix, numbers
 from drawn_rows import drawn_index
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import jitfmha
+from jitfmha.bench import gemm
 from jitfmha.gemm.problem import ACTIVATIONS, FLOATS, OUT_DTYPES, MatmulArguments
 
 SIZES = [0, 1, 2, 7, 16, 33, 64, 100, 129]
@@ -125,6 +126,28 @@ def test_flops_are_those_of_torch(rng):
             function(a, b).sum().backward()
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_products_of_aiter(dtype, rng):
+    x, weight = numbers(rng, (5, 16), dtype), numbers(rng, (7, 16), dtype)
+    scale_x, scale_w, bias = (torch.rand(n, 1, generator=rng) for n in (5, 7, 7))
+    call = MatmulArguments(x, weight.mT, bias[:, 0], scale_x, scale_w.mT, None, torch.float16)
+    check(jitfmha.aiter.gemm_a8w8(x, weight, scale_x, scale_w, bias.mT, torch.float16), call)
+    x, weight = x.half(), weight.half()
+    out = jitfmha.aiter.gemm_a16w16(x[None], weight, bias[:, 0], torch.float32, scale_x, scale_w)
+    check(out[0], call._replace(a=x, b=weight.mT, out_dtype=torch.float32))
+    weight.is_shuffled = True
+    for options, text in (({}, "B.is_shuffled is True"), ({"scale_c": bias}, "scale_c")):
+        with pytest.raises(NotImplementedError, match=text):
+            jitfmha.aiter.gemm_a16w16(x, weight, **options)
+
+
+def test_the_suite_holds_its_ratios_against_bars(monkeypatch):
+    monkeypatch.setattr(gemm, "_QUICK_SHAPES", ((3, 5, 7), (17, 24, 32)))
+    report = gemm.run(True, lambda text: None)
+    assert [row.bar for row in report.rows] == [0.95] * 4
+    assert len(report.figures) == 8
 
 
 A = torch.zeros(3, 8)
