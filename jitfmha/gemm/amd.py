@@ -18,7 +18,7 @@ from ..kernels.launcher import Launcher, typed_library
 from ..planning.target import AmdTarget
 from ..problem.dtypes import BF8_NAMES, DTYPE_NAMES, FP8_NAMES
 from ..rows.amd import launcher_spec
-from .problem import MatmulArguments, Product
+from .problem import FP8, MatmulArguments, Product
 from .structs import CALL, VECTOR
 
 _ELEMENTS = {torch.float32: "FP32", torch.bfloat16: "BF16", torch.float16: "FP16"}
@@ -73,6 +73,19 @@ TILES: dict[Arch, tuple[Tile, ...]] = {
         Tile(32, 64, (1, 2), 8, 4, 900),
     ),
 }
+
+
+# Of fp8 and bf8 on gfx950, whose products take two chunks at once.
+_TILES_OF_PAIRS = (
+    Tile(256, 128, (4, 2), 8, 1, 1610),
+    Tile(128, 128, (2, 2), 8, 2, 1650),
+    *TILES["gfx950"][2:],
+)
+
+
+def tiles_of(arch: Arch, dtype: torch.dtype) -> tuple[Tile, ...]:
+    """Those that kernels for a dtype have."""
+    return _TILES_OF_PAIRS if arch == "gfx950" and dtype in FP8 else TILES[arch]
 
 
 class Operand(NamedTuple):
@@ -237,17 +250,17 @@ class Work(NamedTuple):
 
     @classmethod
     def choose(
-        cls, target: AmdTarget, batch: int, m: int, n: int, k_bytes: int
+        cls, target: AmdTarget, dtype: torch.dtype, batch: int, m: int, n: int, k: int
     ) -> tuple[Tile, Work]:
         """The tile with which it takes least."""
 
         def choice(tile: Tile) -> tuple[float, Tile, Work]:
             slots = tile.at_once * target.compute_units
             tiles = batch * -(-m // tile.m) * -(-n // tile.n)
-            work = cls.of(tiles, -(-k_bytes // (tile.chunks * _LOAD_BYTES)), slots)
+            work = cls.of(tiles, -(-k * dtype.itemsize // (tile.chunks * _LOAD_BYTES)), slots)
             return work.cycles(tile, slots), tile, work
 
-        _, tile, work = min(map(choice, TILES[target.arch]), key=lambda each: each[0])
+        _, tile, work = min(map(choice, tiles_of(target.arch, dtype)), key=lambda each: each[0])
         return tile, work
 
 
@@ -282,7 +295,7 @@ def amd_matmul(arguments: MatmulArguments, product: Product, target: AmdTarget) 
         _vector(scale_a, (*batch, m, 1)),
         _vector(scale_b, of_columns),
     )
-    tile, work = Work.choose(target, batch.numel(), m, n, k * a.itemsize)
+    tile, work = Work.choose(target, a.dtype, batch.numel(), m, n, k)
     has_bias, has_scale_a, has_scale_b = (each is not None for each in vectors)
     kernel = GemmKernel(
         target.arch,

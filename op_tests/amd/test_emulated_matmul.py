@@ -59,12 +59,13 @@ def test_ends_of_rows(arch, rng, poisoned_memory):
         assert not run.findings()
 
 
-@pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("tile", range(4))
-def test_large_tiles(tile, arch, rng, poisoned_memory, monkeypatch):
-    chosen = amd.TILES[arch][tile]
-    monkeypatch.setitem(amd.TILES, arch, (chosen,))
-    a, b = numbers(rng, (chosen.m + 1, 152), torch.float16), numbers(rng, (152, 300), torch.float16)
+def test_tiles(tile, rng, poisoned_memory, monkeypatch):
+    arch = ARCHES[drawn_index(rng, 2)]
+    dtype = (torch.float16, FORMS[arch][tile % 2])[drawn_index(rng, 2)]
+    chosen = amd.tiles_of(arch, dtype)[tile]
+    monkeypatch.setattr(amd, "tiles_of", lambda *_: (chosen,))
+    a, b = numbers(rng, (chosen.m + 1, 304), dtype), numbers(rng, (304, 300), dtype)
     with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
         check_call(MatmulArguments(a, b.mT.contiguous().mT if tile else b))
         assert not run.findings()
@@ -74,7 +75,7 @@ def test_large_tiles(tile, arch, rng, poisoned_memory, monkeypatch):
 def test_shared_tiles(dtype, rng, poisoned_memory, monkeypatch):
     """Several workgroups have parts of two tiles, and a whole round comes before."""
     arch = ARCHES[drawn_index(rng, 2)]
-    monkeypatch.setitem(amd.TILES, arch, amd.TILES[arch][2:3])
+    monkeypatch.setattr(amd, "tiles_of", lambda *_: amd.TILES[arch][2:3])
     monkeypatch.setattr(amd, "_LEAST_STEPS", 2)
     options = drawn_call(rng, dtype, (8, 8, 8))
     with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
@@ -98,7 +99,7 @@ def test_tiles_of_calls():
         with jitfmha.emulate(arch):
             target = TARGET_HERE.get()
             for m, expected in ((8192, (256, 256)), (16, (32, 64))):
-                tile, _ = amd.Work.choose(target, 1, m, 8192, 16384)
+                tile, _ = amd.Work.choose(target, torch.bfloat16, 1, m, 8192, 8192)
                 assert tile[:2] == expected
 
 
