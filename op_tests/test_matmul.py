@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import jitfmha
 from jitfmha.bench import gemm
-from jitfmha.gemm.problem import ACTIVATIONS, FLOATS, OUT_DTYPES, MatmulArguments
+from jitfmha.gemm.problem import ACTIVATIONS, FLOATS, FP8, OUT_DTYPES, MatmulArguments
 
 SIZES = [0, 1, 2, 7, 16, 33, 64, 100, 129]
 
@@ -24,11 +24,12 @@ def test_drawn_calls(dtype, rng, poisoned_memory):
         check_call(drawn_call(rng, dtype, drawn_size(rng)), rounds_product=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_processors_without_products_of_16_bits(dtype, rng, monkeypatch):
-    """Which multiply copies in float32, and round once."""
-    monkeypatch.setattr("jitfmha.gemm.cpu.multiplies_16_bits", lambda dtype: False)
-    check_call(drawn_call(rng, dtype, (20, 30, 40)))
+@pytest.mark.parametrize("has_bf16", [False, True])
+def test_fp8_on_processors(has_bf16, rng, monkeypatch):
+    """Those that multiply bfloat16, and others, which take copies in float32."""
+    monkeypatch.setattr("jitfmha.gemm.cpu.multiplies_bf16", lambda: has_bf16)
+    a, b = numbers(rng, (20, 30), FP8[0]), numbers(rng, (30, 40), FP8[0])
+    check_call(MatmulArguments(a, b), rounds_product=True)
 
 
 def test_rows_of_int8_with_any_stride(rng):
@@ -104,9 +105,11 @@ def test_mapped(dims, rng):
 
 
 def test_operator(rng):
-    call = drawn_call(rng, torch.float32, (5, 6, 7))._replace(activation=None)
-    leaves = [x if x is None else x.detach().requires_grad_() for x in call[:3]]
-    torch.library.opcheck(torch.ops.jitfmha.matmul.default, (*leaves, *call[3:]))
+    a, b, bias = (numbers(rng, size, torch.float32) for size in ((2, 5, 7), (7, 6), (6,)))
+    scale = torch.rand(5, 1, generator=rng)
+    leaves = (x.requires_grad_() for x in (a, b, bias))
+    given = (*leaves, scale, None, None, torch.float32)
+    torch.library.opcheck(torch.ops.jitfmha.matmul.default, given)
 
 
 def test_autocast(rng):

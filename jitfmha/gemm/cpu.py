@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..problem.torch_parts import int8_product, multiplies_16_bits
+from ..problem.torch_parts import int8_product, multiplies_bf16
 from .problem import FP8, Activation, MatmulArguments, Product
 
 ACTIVATE: Mapping[Activation, Callable[[Tensor], Tensor]] = {
@@ -32,9 +32,11 @@ def cpu_matmul(arguments: MatmulArguments, product: Product) -> Tensor:
     elif a.dtype == torch.int32:
         return a @ b
     else:
-        follows = activation or any(each is not None for each in arguments.epilogue)
-        is_exact = a.dtype == out_dtype or (a.dtype in FP8 and not follows)
-        dtype = out_dtype if is_exact and multiplies_16_bits(out_dtype) else torch.float32
+        dtype = out_dtype
+        if a.dtype in FP8:
+            follows = activation or any(each is not None for each in arguments.epilogue)
+            is_rounded = out_dtype == torch.bfloat16 and not follows and multiplies_bf16()
+            dtype = torch.bfloat16 if is_rounded else torch.float32
         a, b = a.to(dtype), b.to(dtype)
         is_linear = b.dim() == 2 and scale_a is None and scale_b is None
         if is_linear and bias is not None and bias.dim() == 1 and bias.dtype == dtype:
@@ -55,6 +57,8 @@ def cpu_matmul(arguments: MatmulArguments, product: Product) -> Tensor:
 
 def _int8_product(a: Tensor, b: Tensor, product: Product) -> Tensor:
     batch, m, n, k, _ = product
+    if m and n and k and a.dim() == b.dim() == 2:
+        return int8_product(a, b)
     out = torch.zeros(product.shape, dtype=torch.int32)
     if out.numel() and k:
         matrices = (x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (a, b))

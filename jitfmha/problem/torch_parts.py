@@ -170,19 +170,19 @@ raw_current_stream: Callable[[int], int] = _part("_C._cuda_getCurrentRawStream",
 
 # ---- Products on the CPU -------------------------------------------------------------------------
 
-_SUPPORTED = {
-    torch.bfloat16: _part("ops.mkldnn._is_mkldnn_bf16_supported", lambda: False),
-    torch.float16: _part("ops.mkldnn._is_mkldnn_fp16_supported", lambda: False),
-}
+# Whether torch multiplies matrices in bfloat16 quicker than their float32 copies.
+multiplies_bf16: Callable[[], bool] = _part("ops.mkldnn._is_mkldnn_bf16_supported", lambda: False)
 
 
-def multiplies_16_bits(dtype: torch.dtype) -> bool:
-    """Whether torch multiplies matrices of the dtype quicker than their float32 copies."""
-    return dtype not in _SUPPORTED or bool(_SUPPORTED[dtype]())
+_int_mm: Callable[[Tensor, Tensor], Tensor] | None = _part("_int_mm", None)
 
 
-def _widened_product(a: Tensor, b: Tensor) -> Tensor:
-    return a.int() @ b.int()
+def int8_product(a: Tensor, b: Tensor) -> Tensor:
+    """The product of two int8 matrices in int32.
 
-
-int8_product: Callable[[Tensor, Tensor], Tensor] = _part("_int_mm", _widened_product)
+    Torch's own is wrong of one with a single row whose stride is 1 (2.13.0): that is copied.
+    """
+    if _int_mm is None:
+        return a.int() @ b.int()
+    a, b = (x.clone(memory_format=torch.contiguous_format) if 1 in x.shape else x for x in (a, b))
+    return _int_mm(a, b)
