@@ -26,6 +26,8 @@ def matmul(
 ) -> Tensor:
     """``activation(scale_a * scale_b * (a @ b) + bias)``, with sums in float32 or int32.
 
+    On the CPU a product in 16 bits is rounded before what follows it.
+
     Args:
         a, b: ``(..., m, k)`` and ``(..., k, n)`` of one dtype: float32, bfloat16, float16, int8,
             e4m3 or e5m2 in either form, and on the CPU int32. Strides are any; the dimensions
