@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from .flash_attn import flash_attn_varlen_func as flash_attn_varlen_func
     from .flash_attn import flash_attn_varlen_kvpacked_func as flash_attn_varlen_kvpacked_func
     from .flash_attn import flash_attn_varlen_qkvpacked_func as flash_attn_varlen_qkvpacked_func
+    from .gemm.interface import matmul as matmul
     from .integrations.stand_in import install_as as install_as
     from .jit.errors import BuildError as BuildError
     from .jit.errors import CacheError as CacheError
@@ -89,6 +90,7 @@ _NAMES = {
     ".layers.mla": ("mla_absorbed_fwd", "mla_fwd"),
     ".layers.page_layout": ("PageLayout",),
     ".rows.heads.interface": ("qk_norm_rope_cache",),
+    ".gemm.interface": ("matmul",),
     ".rows.interface": ("layer_norm", "rms_norm", "softmax"),
     ".layers.split_keys": ("flash_attn_combine", "mha_fwd_splitkv"),
     ".integrations.stand_in": ("install_as",),

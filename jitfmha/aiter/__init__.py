@@ -77,6 +77,7 @@ from .forward import (
     mha_varlen_fwd,
 )
 from .fp8 import flash_attn_fp8_pertensor_func, flash_attn_varlen_fp8_pertensor_func
+from .gemm import gemm_a8w8, gemm_a16w16
 from .mla_metadata import (
     get_mla_metadata_info_v1,
     get_mla_metadata_v1,
@@ -108,6 +109,8 @@ __all__ = [
     "fmha_v3_fwd",
     "fmha_v3_varlen_bwd",
     "fmha_v3_varlen_fwd",
+    "gemm_a8w8",
+    "gemm_a16w16",
     "get_mla_metadata_info_v1",
     "get_mla_metadata_v1",
     "get_pa_metadata_info_v1",

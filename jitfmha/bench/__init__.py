@@ -44,6 +44,9 @@ SUITES = {
         *(2, 0.3),
         from_checkout=False,
     ),
+    "gemm": SuiteInTheList(
+        "products of matrices on the CPU against torch's", *(0.7, 0.1), from_checkout=False
+    ),
     "emulator": SuiteInTheList(
         "how fast the emulator executes, what its checks cost, and its build", 6, 1
     ),

@@ -181,3 +181,23 @@ def current_stream(device: int) -> int:
 
 
 raw_current_stream: Callable[[int], int] = _part("_C._cuda_getCurrentRawStream", current_stream)
+
+
+# ---- Products on the CPU -------------------------------------------------------------------------
+
+# Whether torch multiplies matrices in bfloat16 quicker than their float32 copies.
+multiplies_bf16: Callable[[], bool] = _part("ops.mkldnn._is_mkldnn_bf16_supported", lambda: False)
+
+
+_int_mm: Callable[[Tensor, Tensor], Tensor] | None = _part("_int_mm", None)
+
+
+def int8_product(a: Tensor, b: Tensor) -> Tensor:
+    """The product of two int8 matrices in int32.
+
+    Torch's own is wrong of one with a single row whose stride is 1 (2.13.0): that is copied.
+    """
+    if _int_mm is None:
+        return a.int() @ b.int()
+    a, b = (x.clone(memory_format=torch.contiguous_format) if 1 in x.shape else x for x in (a, b))
+    return _int_mm(a, b)

@@ -581,6 +581,7 @@ ELSEWHERE = {
     "install_as": "../test_stand_in.py",
     "new_rng_state": "../test_dropout.py",
     **dict.fromkeys(("softmax", "rms_norm", "layer_norm"), "../test_rows.py"),
+    **dict.fromkeys(("matmul", "aiter.gemm_a16w16", "aiter.gemm_a8w8"), "../test_matmul.py"),
     **dict.fromkeys(
         (
             *("aiter.rms_norm", "aiter.rmsnorm2d_fwd", "aiter.rmsnorm2d_fwd_with_add"),

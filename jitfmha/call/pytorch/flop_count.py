@@ -9,6 +9,7 @@ softmax does not.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,8 +24,10 @@ from .ops import BACKWARD_NAMES, NAMES, NAMES_WITH_OUT, mask_of
 _OPERATIONS = 2  # a multiplication and an addition
 
 
-def join_flop_counters() -> None:
+def join_flop_counters(formulas: Mapping[Any, Any] | None = None) -> None:
     """Let every ``FlopCounterMode`` count our operators, those too that are counting already.
+
+    They are attention's where no ``formulas`` of others are given.
 
     The module is not imported for that: with it comes Triton, which takes long.
     """
@@ -34,7 +37,7 @@ def join_flop_counters() -> None:
     counters = [getattr(mode, "counter", None) for mode in dispatch_modes()]
     counting = [x.flop_registry for x in counters if isinstance(x, module.FlopCounterMode)]
     for registry in (module.flop_registry, *counting):
-        for operator, formula in _formulas().items():
+        for operator, formula in (formulas or _formulas()).items():
             registry.setdefault(operator, formula)
 
 

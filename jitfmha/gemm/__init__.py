@@ -1,0 +1,1 @@
+"""Matrix products with an epilogue, which attention does not need and models do."""

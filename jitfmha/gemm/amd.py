@@ -1,0 +1,332 @@
+"""Kernels of products for AMD GPUs: their tiles, the operands they take, and their launch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import jit
+from ..amd.chips import Arch, architecture
+from ..amd.kernel_arguments import DEVICE
+from ..kernels.compiled.device_spec import device_spec
+from ..kernels.launcher import Launcher, typed_library
+from ..planning.target import AmdTarget
+from ..problem.dtypes import BF8_NAMES, DTYPE_NAMES, FP8_NAMES
+from ..rows.amd import launcher_spec
+from .problem import FP8, MatmulArguments, Product
+from .structs import CALL, VECTOR
+
+_ELEMENTS = {torch.float32: "FP32", torch.bfloat16: "BF16", torch.float16: "FP16"}
+_ELEMENTS |= {torch.int8: "INT8", torch.int32: "INT32"}
+_ELEMENTS |= dict.fromkeys(FP8_NAMES, "FP8") | dict.fromkeys(BF8_NAMES, "BF8")
+_LOAD_BYTES = 16
+# Fewer of a tile are not worth a workgroup.
+_LEAST_STEPS = 8
+_COMBINE_CYCLES = 8000
+# Rows of a tile lie within the reach of a buffer.
+_MOST_LINE_BYTES = 1 << 22  # times 256 rows: half of what an offset counts to
+
+
+class Tile(NamedTuple):
+    """What a workgroup computes at once: ``m`` by ``n`` results, in ``waves`` of each direction.
+
+    Attributes:
+        chunks: of 16 bytes, a step's share of a row.
+        at_once: workgroups that a compute unit has room for.
+        cycles: that these together take for a step of 16 bits, by the emulator's cost model.
+    """
+
+    m: int
+    n: int
+    waves: tuple[int, int]
+    chunks: int
+    at_once: int
+    cycles: int
+
+    @property
+    def threads(self) -> int:
+        return 64 * self.waves[0] * self.waves[1]
+
+    @property
+    def blocks_of_wave(self) -> int:
+        """Of 32 by 32 results."""
+        return self.m * self.n // (16 * self.threads)
+
+
+# The largest, of which LDS has room for two steps, and smaller ones for fewer results.
+TILES: dict[Arch, tuple[Tile, ...]] = {
+    "gfx942": (
+        Tile(256, 256, (4, 2), 4, 1, 2277),
+        Tile(128, 128, (2, 2), 4, 2, 1589),
+        Tile(64, 64, (2, 2), 8, 2, 1275),
+        Tile(32, 64, (1, 2), 8, 2, 1117),
+    ),
+    "gfx950": (
+        Tile(256, 256, (4, 2), 8, 1, 2168),
+        Tile(128, 128, (2, 2), 4, 2, 1429),
+        Tile(64, 64, (2, 2), 8, 4, 1400),
+        Tile(32, 64, (1, 2), 8, 4, 900),
+    ),
+}
+
+
+# Of fp8 and bf8 on gfx950, whose products take two chunks at once.
+_TILES_OF_PAIRS = (
+    Tile(256, 128, (4, 2), 8, 1, 1610),
+    Tile(128, 128, (2, 2), 8, 2, 1650),
+    *TILES["gfx950"][2:],
+)
+
+
+def tiles_of(arch: Arch, dtype: torch.dtype) -> tuple[Tile, ...]:
+    """Those that kernels for a dtype have."""
+    return _TILES_OF_PAIRS if arch == "gfx950" and dtype in FP8 else TILES[arch]
+
+
+class Operand(NamedTuple):
+    """A matrix as a kernel takes it: ``(batch, rows, k)``.
+
+    Attributes:
+        are_rows: what is summed over lies side by side in memory.
+        line: bytes from one row to the next, or else from one of what is summed over.
+    """
+
+    tensor: Tensor
+    are_rows: bool
+    line: int
+
+    @property
+    def batch_bytes(self) -> int:
+        return self.tensor.stride(0) * self.tensor.itemsize
+
+    @classmethod
+    def of(cls, x: Tensor, batch: torch.Size) -> Operand:
+        """As it lies, or a copy whose lines begin and end at multiples of 16 bytes."""
+        rows, k = x.shape[-2:]
+        x = x.expand(*batch, rows, k).reshape(batch.numel(), rows, k)
+        are_rows = x.stride(2) == 1 or x.stride(1) != 1
+        lines = x if are_rows else x.mT
+        length, line = lines.shape[2], lines.stride(1) * x.itemsize
+        begins = x.data_ptr(), line, x.stride(0) * x.itemsize, length * x.itemsize
+        if (
+            lines.stride(2) != 1
+            or any(each % _LOAD_BYTES for each in begins)
+            or not length * x.itemsize <= line < _MOST_LINE_BYTES
+        ):
+            of_load = _LOAD_BYTES // x.itemsize
+            width = -(-length // of_load) * of_load
+            padded = x.new_zeros(*lines.shape[:2], width)
+            padded[..., :length] = lines
+            lines, line = padded, width * x.itemsize
+        return cls(lines if are_rows else lines.mT, are_rows, line)
+
+
+class GemmKernel(NamedTuple):
+    """What a kernel is compiled for."""
+
+    arch: Arch
+    tile: Tile
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    a_rows: bool
+    b_columns: bool
+    has_bias: bool
+    has_scale_a: bool
+    has_scale_b: bool
+    activation: str
+
+    @property
+    def name(self) -> str:
+        """Its own, of letters and digits."""
+        layout = ("c" if self.a_rows else "r") + ("r" if self.b_columns else "c")
+        words = (
+            *("gemm", DTYPE_NAMES[self.dtype], str(self.out_dtype).removeprefix("torch."), layout),
+            f"{self.tile.m}x{self.tile.n}",
+            *(("bias",) if self.has_bias else ()),
+            *(("scale_a",) if self.has_scale_a else ()),
+            *(("scale_b",) if self.has_scale_b else ()),
+            *(self.activation, self.arch),
+        )
+        return "_".join(words)
+
+
+@cache
+def kernel_spec(kernel: GemmKernel) -> jit.BuildSpec:
+    """The sources and the flags of a kernel."""
+    tile = kernel.tile
+    flags = ("a_rows", "b_columns", "has_bias", "has_scale_a", "has_scale_b")
+    values = {
+        **{name: str(getattr(kernel, name)).lower() for name in flags},
+        "kernel": kernel.name,
+        "shared_structs": "\n\n".join(each.cpp(DEVICE) for each in (VECTOR, CALL)),
+        "element": _ELEMENTS[kernel.dtype],
+        "out_element": _ELEMENTS[kernel.out_dtype],
+        **dict(zip(("tile_m", "tile_n"), tile[:2], strict=True)),
+        **dict(zip(("waves_m", "waves_n"), tile.waves, strict=True)),
+        "chunks": tile.chunks,
+        "activation": kernel.activation,
+        "waves_of_simd": tile.at_once * tile.threads // 256,
+    }
+    why = f"the first product of {kernel.dtype} on {kernel.arch}"
+    return device_spec(kernel.name, kernel.arch, "gemm.hip", values, ("elements.h",), why)
+
+
+class _GemmLauncher(Launcher):
+    """Loads kernels of a device and launches them."""
+
+    def __init__(self, target: AmdTarget) -> None:
+        self._target = target
+        self._library = typed_library(launcher_spec())
+        self.entry = self._library.jitfmha_rows
+        counts, bytes_of_call = (ctypes.c_int64,) * 3, (ctypes.c_char_p, ctypes.c_size_t)
+        self.entry.argtypes = [ctypes.c_void_p, *counts, ctypes.c_void_p, *bytes_of_call]
+        self._loaded: dict[GemmKernel, int] = {}
+
+    def launch(
+        self, kernel: GemmKernel, work: Work, packed: bytes, tensors: Sequence[Tensor | None]
+    ) -> None:
+        if kernel not in self._loaded:
+            spec = kernel_spec(kernel)
+            names = spec.artifact_name, kernel.name, f"{kernel.name}_combine"
+            self._loaded[kernel] = self.load(jit.read(spec), kernel.tile.threads, *names)
+        target = self._target
+        stream = target.runtime.current_stream(target.device_index)
+        blocks = kernel.tile.blocks_of_wave if work.sharing else 0
+        counts = work.whole + work.sharing, work.shared, blocks
+        given = self._loaded[kernel], *counts, stream, packed, len(packed)
+        if target.runtime.launching is None:
+            status = self.entry(*given)
+        else:
+            with target.runtime.launching(tensors):
+                status = self.entry(*given)
+        if status:
+            raise self.error(status)
+
+
+def _vector(x: Tensor | None, shape: Sequence[int]) -> Tensor | None:
+    """What follows a product, ``(batch, numbers)`` in float32."""
+    if x is None:
+        return None
+    return x.float().expand(*shape).reshape(-1, shape[-1] * shape[-2])
+
+
+def _fields_of(x: Tensor | None) -> tuple[int, int, int]:
+    return (0, 0, 0) if x is None else (x.data_ptr(), x.stride(0), x.stride(1))
+
+
+class Work(NamedTuple):
+    """How workgroups divide tiles of ``steps`` each.
+
+    Attributes:
+        whole: tiles that a workgroup has alone.
+        shared: the others, whose steps ``sharing`` workgroups divide evenly.
+    """
+
+    steps: int
+    whole: int
+    shared: int
+    sharing: int
+
+    @classmethod
+    def of(cls, tiles: int, steps: int, slots: int) -> Work:
+        """Whole rounds of tiles, and the rest for all slots, as far as there are steps for them."""
+        shared = tiles % slots
+        sharing = min(slots, shared * steps // _LEAST_STEPS)
+        if sharing <= shared:
+            return cls(steps, tiles, 0, 0)
+        return cls(steps, tiles - shared, shared, sharing)
+
+    def cycles(self, tile: Tile, slots: int) -> float:
+        """Until the last workgroup has ended, and what was shared is added up."""
+        steps: float = -(-self.whole // slots) * self.steps
+        if not self.sharing:
+            return steps * tile.cycles
+        return (steps + self.shared * self.steps / self.sharing) * tile.cycles + _COMBINE_CYCLES
+
+    @classmethod
+    def choose(
+        cls, target: AmdTarget, dtype: torch.dtype, batch: int, m: int, n: int, k: int
+    ) -> tuple[Tile, Work]:
+        """The tile with which it takes least."""
+
+        def choice(tile: Tile) -> tuple[float, Tile, Work]:
+            slots = tile.at_once * target.compute_units
+            tiles = batch * -(-m // tile.m) * -(-n // tile.n)
+            work = cls.of(tiles, -(-k * dtype.itemsize // (tile.chunks * _LOAD_BYTES)), slots)
+            return work.cycles(tile, slots), tile, work
+
+        _, tile, work = min(map(choice, tiles_of(target.arch, dtype)), key=lambda each: each[0])
+        return tile, work
+
+
+def amd_matmul(arguments: MatmulArguments, product: Product, target: AmdTarget) -> Tensor:
+    """Launch the kernel of a call on the current stream.
+
+    Raises ``NotImplementedError`` where the chip has no such numbers, and ``jitfmha.HipError``
+    where the HIP runtime refuses the launch.
+    """
+    a, b, bias, scale_a, scale_b, activation, _ = arguments
+    served = architecture(target.arch).dtypes
+    if DTYPE_NAMES.get(a.dtype) not in served:
+        raise NotImplementedError(f"a has dtype {a.dtype}; {target} multiplies {', '.join(served)}")
+    batch, m, n, k, out_dtype = product
+    if n * out_dtype.itemsize >= _MOST_LINE_BYTES:
+        raise NotImplementedError(
+            f"b has {n} columns; rows of less than {_MOST_LINE_BYTES} bytes are served"
+        )
+    out = torch.empty(product.shape, dtype=out_dtype, device=a.device)
+    if not out.numel():
+        return out
+    if b.dim() == 2 and all(x is None or x.shape[:-2].numel() == 1 for x in (bias, scale_b)):
+        # One matrix of all rows.
+        if scale_a is not None:
+            scale_a = scale_a.expand(*batch, m, 1).reshape(-1, 1)
+        m, batch = out.numel() // n, torch.Size()
+        a = a.reshape(m, k)
+    operands = Operand.of(a, batch), Operand.of(b.mT, batch)
+    of_columns = (*batch, 1, n)
+    vectors = (
+        _vector(bias, of_columns),
+        _vector(scale_a, (*batch, m, 1)),
+        _vector(scale_b, of_columns),
+    )
+    tile, work = Work.choose(target, a.dtype, batch.numel(), m, n, k)
+    has_bias, has_scale_a, has_scale_b = (each is not None for each in vectors)
+    kernel = GemmKernel(
+        target.arch,
+        tile,
+        a.dtype,
+        out_dtype,
+        operands[0].are_rows,
+        operands[1].are_rows,
+        has_bias,
+        has_scale_a,
+        has_scale_b,
+        activation or "none",
+    )
+    tiles = -(-m // tile.m), -(-n // tile.n)
+    slots = (work.sharing + work.shared) if work.sharing else 0
+    parts = torch.empty(slots * tile.m * tile.n, dtype=torch.float32, device=a.device)
+    packed = CALL.packer.pack(
+        *(each.tensor.data_ptr() for each in operands),
+        out.data_ptr(),
+        *(value for each in vectors for value in _fields_of(each)),
+        *(each.batch_bytes for each in operands),
+        *(each.line for each in operands),
+        *(m, n, k, *tiles),
+        *(work.steps, work.whole, work.shared * work.steps, work.sharing),
+        parts.data_ptr(),
+    )
+    launchers = target.calls["gemm"]
+    launcher = launchers.prepared.get(target.device_index)
+    if launcher is None:
+        launcher = _GemmLauncher(target)
+        launchers.keep(target.device_index, launcher)
+    tensors = (*(each.tensor for each in operands), *vectors, out, parts)
+    launcher.launch(kernel, work, packed, tensors)
+    return out

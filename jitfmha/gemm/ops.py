@@ -1,0 +1,199 @@
+"""The operator ``torch.ops.jitfmha.matmul`` and its derivatives, which are products, too.
+
+It is what torch.compile, transforms, autocast and tensor subclasses see. A call of plain tensors
+goes past it, with its gradient (:class:`EagerMatmul`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..call.pytorch.autocast import dtype_of_region
+from ..call.pytorch.flop_count import join_flop_counters
+from ..problem.checks import requires_any_grad
+from ..problem.torch_parts import (
+    SingleLevelFunction,
+    apply_at_one_level,
+    below_autograd,
+    has_autograd_kernels,
+    has_forward_mode,
+    is_watched,
+    without_autocast,
+)
+from .problem import FLOATS, MatmulArguments, product_of
+from .run import run_matmul
+
+_library = torch.library.Library("jitfmha", "FRAGMENT")
+_library.define(
+    "matmul(Tensor a, Tensor b, Tensor? bias, Tensor? scale_a, Tensor? scale_b, str? activation, "
+    "ScalarType? out_dtype) -> Tensor"
+)
+
+
+def call_operator(arguments: MatmulArguments) -> Tensor:
+    """Go through torch's dispatcher."""
+    product_of(_under_autocast(arguments))
+    if not torch.compiler.is_compiling():
+        join_flop_counters({torch.ops.jitfmha.matmul: _flops})
+    out: Tensor = torch.ops.jitfmha.matmul(*arguments)
+    return out
+
+
+def _flops(a: Tensor, *_: Any, out_val: Tensor, **__: Any) -> int:
+    """Two operations for each multiply-add; what follows the product does not count."""
+    return 2 * out_val.numel() * a.shape[-1]
+
+
+def _matmul(*given: Any) -> Tensor:
+    return run_matmul(MatmulArguments(*given))
+
+
+def _matmul_fake(*given: Any) -> Tensor:
+    arguments = MatmulArguments(*given)
+    product = product_of(arguments)
+    return arguments.a.new_empty(product.shape, dtype=product.out_dtype)
+
+
+# ---- Derivatives ---------------------------------------------------------------------------------
+
+
+def _save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+    a, b, *epilogue, activation, _ = inputs
+    for name, x in zip(("scale_a", "scale_b"), epilogue[1:], strict=True):
+        if x is not None and x.requires_grad:
+            raise NotImplementedError(f"{name} requires grad; scales have no gradient")
+    if a.dtype not in FLOATS:
+        raise NotImplementedError(
+            f"a tensor requires grad; products of {a.dtype} have no gradient: call matmul under "
+            "torch.no_grad()"
+        )
+    if activation is not None:
+        raise NotImplementedError(
+            f"activation is {activation!r}; the operator has gradients without one: call "
+            "jitfmha.matmul, or apply it to the result"
+        )
+    ctx.has = [each is not None for each in epilogue]
+    ctx.save_for_backward(a, b, *[each for each in epilogue if each is not None])
+
+
+def _differentiate(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
+    a, b, *given = ctx.saved_tensors
+    bias, *scales = (given.pop(0) if each else None for each in ctx.has)
+    needs = ctx.needs_input_grad
+    dbias = dout.sum_to_size(bias.shape).to(bias.dtype) if bias is not None and needs[2] else None
+    for scale in scales:
+        if scale is not None:
+            dout = dout * scale
+    dout = dout.to(a.dtype)
+    da = db = None
+    if needs[0]:
+        da = _product(dout, b.mT).sum_to_size(a.shape)
+    if needs[1] and b.dim() == 2:
+        db = _product(a.flatten(0, -2).mT, dout.flatten(0, -2))
+    elif needs[1]:
+        db = _product(a.mT, dout).sum_to_size(b.shape)
+    return da, db, dbias, None, None, None, None
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    arguments = MatmulArguments(a, b)
+    if torch.is_grad_enabled() or is_watched(a, b, b):
+        return call_operator(arguments)
+    return run_matmul(arguments)
+
+
+class EagerMatmul(torch.autograd.Function):
+    """A call of plain tensors with its gradient, past torch's dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        _save(ctx, given, given[0])
+        return run_matmul(MatmulArguments(*given))
+
+    backward = staticmethod(_differentiate)
+
+
+class _Matmul(SingleLevelFunction):  # type: ignore[misc]
+    """``jitfmha::matmul`` with its gradient."""
+
+    @staticmethod
+    def forward(*given: Any) -> Tensor:
+        with below_autograd():
+            out: Tensor = torch.ops.jitfmha.matmul.default(*given)
+        return out
+
+    setup_context = staticmethod(_save)
+    backward = staticmethod(_differentiate)
+
+
+def _at_autograd(*given: Any) -> Tensor:
+    for x in given:
+        if isinstance(x, Tensor) and has_forward_mode() and _has_tangent(x):
+            raise NotImplementedError(
+                f"a tensor of shape {tuple(x.shape)} carries a forward-mode tangent, and matmul "
+                "has no forward-mode derivative"
+            )
+    has_grad = torch.is_grad_enabled() and requires_any_grad(*given)
+    out: Tensor = apply_at_one_level(_Matmul, given) if has_grad else _Matmul.forward(*given)
+    return out
+
+
+def _has_tangent(x: Tensor) -> bool:
+    return forward_ad.unpack_dual(x).tangent is not None
+
+
+if has_autograd_kernels:
+    _library.impl("matmul", _at_autograd, "Autograd")
+else:
+    torch.library.register_autograd(
+        "jitfmha::matmul", _differentiate, setup_context=_save, lib=_library
+    )
+
+
+# ---- Autocast and vmap ---------------------------------------------------------------------------
+
+
+def _under_autocast(arguments: MatmulArguments) -> MatmulArguments:
+    """As torch's own: matrices of 16 and 32 bits are cast to the region's dtype."""
+    a, b, *_ = arguments
+    dtype = dtype_of_region(a)
+    if dtype is None or not all(isinstance(x, Tensor) and x.dtype in FLOATS for x in (a, b)):
+        return arguments
+    return arguments._replace(a=a.to(dtype), b=b.to(dtype))
+
+
+def _at_autocast(device_type: str, *given: Any) -> Tensor:
+    arguments = _under_autocast(MatmulArguments(*given))
+    with without_autocast(device_type):
+        out: Tensor = torch.ops.jitfmha.matmul.default(*arguments)
+    return out
+
+
+def _map(info: Any, dims: Sequence[Any], *given: Any) -> tuple[Tensor, int]:
+    """One call with the examples as the first dimension of what differs between them."""
+    rank = max(x.dim() - (at is not None) for x, at in zip(given[:2], dims[:2], strict=True))
+    moved = list(given)
+    for i, (x, at) in enumerate(zip(given[:5], dims[:5], strict=True)):
+        if at is not None:
+            first = x.movedim(at, 0)
+            moved[i] = first.reshape(
+                info.batch_size, *(1,) * (rank + 1 - x.dim()), *first.shape[1:]
+            )
+    if moved[0] is given[0] and moved[1] is given[1]:
+        a = given[0]
+        moved[0] = a.expand(info.batch_size, *(1,) * (rank - a.dim()), *a.shape)
+    return torch.ops.jitfmha.matmul(*moved), 0
+
+
+_library.impl("matmul", _matmul, "CPU")
+_library.impl("matmul", _matmul, "CUDA")
+for _device_type, _region in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+    _library.impl("matmul", partial(_at_autocast, _device_type), _region)
+torch.library.register_fake("jitfmha::matmul", _matmul_fake, lib=_library)
+torch.library.register_vmap("jitfmha::matmul", _map, lib=_library)

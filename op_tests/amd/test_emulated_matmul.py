@@ -1,0 +1,124 @@
+"""matmul on emulated GPUs, under the sanitizer, against float64."""
+
+from contextlib import nullcontext
+from itertools import product
+
+import pytest
+import torch
+from drawn_products import check_call, drawn_call, numbers
+from drawn_rows import drawn_index
+
+import jitfmha
+from jitfmha.gemm import amd
+from jitfmha.gemm.problem import MatmulArguments
+from jitfmha.planning.target import TARGET_HERE
+from jitfmha.problem.dtypes import BF8_NAMES, FP8_NAMES
+
+ARCHES = "gfx942", "gfx950"
+FORMS = dict(zip(ARCHES, zip(FP8_NAMES, BF8_NAMES, strict=True), strict=True))
+DTYPES = torch.bfloat16, torch.float16, torch.float32, torch.int8, "e4m3", "e5m2"
+# Around loads of 16 bytes, steps and tiles.
+SIZES = [0, 1, 4, 16, 31, 63, 64, 65, 100, 128, 129]
+
+
+def dtype_on(arch, dtype):
+    return FORMS[arch][dtype == "e5m2"] if isinstance(dtype, str) else dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_drawn_calls(dtype, rng, poisoned_memory):
+    """Of one set of options, so that few kernels are compiled."""
+    arch = ARCHES[drawn_index(rng, 2)]
+    options = drawn_call(rng, dtype_on(arch, dtype), (8, 8, 8))
+    with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+        for _ in range(3):
+            size = tuple(SIZES[drawn_index(rng, len(SIZES))] for _ in range(3))
+            check_call(drawn_call(rng, dtype_on(arch, dtype), size, options))
+        assert not run.findings()
+
+
+@pytest.mark.parametrize("layouts", list(product((False, True), repeat=2)))
+def test_layouts(layouts, rng, poisoned_memory):
+    """Of bytes, whose fours change places on their way."""
+    a, b = (numbers(rng, (80, 80), torch.int8) for _ in range(2))
+    a, b = (x.mT if swap else x for x, swap in zip((a, b), layouts, strict=True))
+    with jitfmha.emulate(ARCHES[drawn_index(rng, 2)], check=True) as run:
+        check_call(MatmulArguments(a, b))
+        assert not run.findings()
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_ends_of_rows(arch, rng, poisoned_memory):
+    """Behind which there are NaNs, of which a step of products takes none."""
+    around = [torch.full((70, 256), torch.nan) for _ in range(2)]
+    a, b = (x[:, :72] for x in around)
+    for x in (a, b):
+        x.copy_(numbers(rng, tuple(x.shape), torch.float32))
+    with jitfmha.emulate(arch, check=True) as run:
+        check_call(MatmulArguments(a, b.mT))
+        assert not run.findings()
+
+
+@pytest.mark.parametrize("tile", range(4))
+def test_tiles(tile, rng, poisoned_memory, monkeypatch):
+    arch = ARCHES[drawn_index(rng, 2)]
+    dtype = (torch.float16, FORMS[arch][tile % 2])[drawn_index(rng, 2)]
+    chosen = amd.tiles_of(arch, dtype)[tile]
+    monkeypatch.setattr(amd, "tiles_of", lambda *_: (chosen,))
+    a, b = numbers(rng, (chosen.m + 1, 304), dtype), numbers(rng, (304, 300), dtype)
+    with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+        check_call(MatmulArguments(a, b.mT.contiguous().mT if tile else b))
+        assert not run.findings()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_shared_tiles(dtype, rng, poisoned_memory, monkeypatch):
+    """Several workgroups have parts of two tiles, and a whole round comes before."""
+    arch = ARCHES[drawn_index(rng, 2)]
+    monkeypatch.setattr(amd, "tiles_of", lambda *_: amd.TILES[arch][2:3])
+    monkeypatch.setattr(amd, "_LEAST_STEPS", 2)
+    options = drawn_call(rng, dtype, (8, 8, 8))
+    with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+        for units in (2, 3, 100):
+            monkeypatch.setattr(TARGET_HERE.get(), "compute_units", units)
+            check_call(drawn_call(rng, dtype, (150, 130, 700), options, ((), ())))
+        assert not run.findings()
+
+
+def test_work_is_divided():
+    for tiles, steps, slots, expected in (
+        *((8, 16, 8, (16, 8, 0, 0)), (10, 16, 8, (16, 8, 2, 4)), (3, 160, 8, (160, 0, 3, 8))),
+        *((5, 4, 8, (4, 5, 0, 0)), (15, 16, 8, (16, 8, 7, 8)), (0, 16, 8, (16, 0, 0, 0))),
+    ):
+        assert amd.Work.of(tiles, steps, slots) == expected
+
+
+def test_tiles_of_calls():
+    """The largest where there are many results, the smallest where there are few."""
+    for arch in ARCHES:
+        with jitfmha.emulate(arch):
+            target = TARGET_HERE.get()
+            for m, expected in ((8192, (256, 256)), (16, (32, 64))):
+                tile, _ = amd.Work.choose(target, torch.bfloat16, 1, m, 8192, 8192)
+                assert tile[:2] == expected
+
+
+def test_gradients_by_torch(rng):
+    a, b = numbers(rng, (2, 9, 16), torch.float32), numbers(rng, (16, 8), torch.float32)
+    results = []
+    for on_gpu in (False, True):
+        leaves = a.clone().requires_grad_(), b.clone().requires_grad_()
+        with jitfmha.emulate("gfx950", check=True) if on_gpu else nullcontext():
+            jitfmha.matmul(*leaves, activation="gelu").sin().sum().backward()
+        results.append([each.grad for each in leaves])
+    torch.testing.assert_close(*results)
+
+
+def test_what_the_chip_does_not_multiply_is_refused():
+    for dtype in (torch.int32, torch.float8_e4m3fn):
+        x = torch.zeros(8, 8).to(dtype)
+        with (
+            jitfmha.emulate("gfx942"),
+            pytest.raises(NotImplementedError, match=f"a has dtype {dtype}; .*fp8_e4m3fnuz"),
+        ):
+            jitfmha.matmul(x, x)
