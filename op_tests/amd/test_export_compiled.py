@@ -27,7 +27,7 @@ from inputs import LAYOUTS
 from packed_calls import Sequences
 from score_features import Shape
 from torch import Tensor
-from untyped import fmha_bwd, fmha_fwd
+from untyped import explain, fmha_bwd, fmha_fwd
 
 from jitfmha import emulate
 from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
@@ -197,10 +197,7 @@ def test_forward(of_kind, calls, rng):
     check_forward(calls, call, given)
 
 
-def check_forward(calls: ExportedCalls, call: CompiledCall, given: Inputs) -> None:
-    arguments = arguments_of(call, given, ForwardArguments)
-    arguments.num_splits = call.num_splits
-    arguments.key_type = ("", "fp8", "int8").index(call.kv_dtype)
+def set_descales(arguments: ForwardArguments, call: CompiledCall, given: Inputs) -> None:
     for name in Descales._fields:
         scale = given.options.get(f"{name}_descale")
         if scale is not None:
@@ -208,6 +205,13 @@ def check_forward(calls: ExportedCalls, call: CompiledCall, given: Inputs) -> No
             per_head = call.scales == "each head"
             x = scale.expand(len(call.lengths), -1) if per_head else scale
             set_descale(arguments, f"{name}_descale", x)
+
+
+def check_forward(calls: ExportedCalls, call: CompiledCall, given: Inputs) -> None:
+    arguments = arguments_of(call, given, ForwardArguments)
+    arguments.num_splits = call.num_splits
+    arguments.key_type = ("", "fp8", "int8").index(call.kv_dtype)
+    set_descales(arguments, call, given)
     lse = torch.full((*given.q.shape[:-3], call.heads[0], given.q.shape[-3]), torch.nan)
     set_tensor(arguments, "out", given.out)
     arguments.lse = lse.data_ptr()
@@ -215,6 +219,53 @@ def check_forward(calls: ExportedCalls, call: CompiledCall, given: Inputs) -> No
     given.out.movedim(-3, 0)[~given.rows_q] = 0  # as in a new tensor
     lse.movedim(-1, 0)[~given.rows_q] = -torch.inf
     check_call(call, given, (given.out, lse))
+
+
+# Of which none comes ready, that Python may take in their place.
+FEW = (
+    kind("gfx950", "bf16", (64, 40), 0, ()),
+    kind("gfx942", "fp16", (128, 72), 2, ()),
+    kind("gfx942", "bf16", (64, 40), 0, (), kv_dtype="fp8", scales="one"),
+    kind("gfx950", "bf16", (192, 96), 2, (), is_group=True),
+    kind("gfx950", "int8", (64, 64), 2, ("sink",), scales="each sequence and key head"),
+)
+
+
+@pytest.mark.sample("of_kind", FEW, 1)
+def test_few_queries_are_those_of_python(of_kind, rng, tmp_path):
+    """Decoding takes the same kernel and as many splits, so that all bits are the same."""
+    selection = Selection(
+        *((of_kind.arch,), ("forward",), (of_kind.dtype,), (of_kind.hdims,)),
+        masks=("causal" if of_kind.mask else "none",),
+        modes=("gm1" if of_kind.is_group else "gm0",),
+        features=(("sinks",),) if of_kind.features else None,
+        kv_dtype=of_kind.kv_dtype or None,
+        few_queries=True,
+    )
+    folder = tmp_path / "few"
+    write_library(folder, NOTHING, (selection,))
+    calls = ExportedCalls(build_shim(folder, build_shared(folder)), load("plain")._name)
+    drawn = random.Random(rng.initial_seed())
+    words = ("decode1", "stacked_decode1", "stacked_decode2", "stacked_decode4", "stacked")
+    for heads, queries in (((3, 3), 7), ((8, 2), 3), ((8, 1), 4), ((16, 1), 8), ((16, 1), 16)):
+        length = queries, drawn.choice((1, 100, 129, 1500))
+        call = replace(of_kind, heads=heads, lengths=(length,) * drawn.choice((1, 2)))
+        given = drawn_inputs(call, rng)
+        arguments = arguments_of(call, given, ForwardArguments)
+        arguments.key_type = ("", "fp8", "int8").index(call.kv_dtype)
+        set_descales(arguments, call, given)
+        lse = torch.full((*given.q.shape[:-3], heads[0], given.q.shape[-3]), torch.nan)
+        set_tensor(arguments, "out", given.out)
+        arguments.lse = lse.data_ptr()
+        kernel = launch(calls, call.arch, arguments)
+        with emulate(call.arch):
+            inputs = given.q, given.k, given.v
+            plan = explain(*inputs, **given.options, **given.sequences).plan
+            expected = fmha_fwd(*inputs, return_lse=True, **given.options, **given.sequences)
+        assert kernel == plan.kernel
+        assert any(f"_{word}_" in kernel for word in words)
+        assert torch.equal(given.out, expected[0])
+        assert torch.equal(lse, expected[1])
 
 
 @pytest.mark.parametrize("of_kind", GRADIENTS)
