@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_calls import CompiledCall, Inputs, assert_near, check_call, column_major, inputs_of
+from compiled_calls import (
+    CompiledCall,
+    Inputs,
+    assert_near,
+    check_call,
+    column_major,
+    inputs_of,
+    kernel_dtype,
+)
 from exported_calls import (
     CVTS,
     DTYPES,
@@ -29,16 +37,22 @@ from score_features import Shape
 from torch import Tensor
 from untyped import explain, fmha_bwd, fmha_fwd
 
-from jitfmha import emulate
+from jitfmha import emulate, jit
+from jitfmha.ahead.combination import Combination
 from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
 from jitfmha.emulator.library import load
 from jitfmha.emulator.session import DEVICES
 from jitfmha.export.kernels import Selection, forward_passes
+from jitfmha.kernels.compiled.decode_policy import DECODE_WAVES
+from jitfmha.kernels.compiled.split_choice import SplitChoice
+from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec, row_of_built
 from jitfmha.layers.split_keys import mha_fwd_splitkv
+from jitfmha.planning.target import TARGET_HERE
 from jitfmha.problem.arguments import Descales
 from jitfmha.problem.dtypes import DTYPE_NAMES
+from jitfmha.problem.features import Feature
 from jitfmha.problem.float64_reference import attention_packed, unpaged
-from jitfmha.problem.mask import Mask, parse_mask
+from jitfmha.problem.mask import CAUSAL_MASK, NO_MASK, Mask, parse_mask
 
 NOTHING = Selection(("gfx942",), hdims=((1, 1),), directions=())
 BOTH = Selection(("gfx942",), dtypes=("bf16",), hdims=((96, 40),), masks=("causal",))
@@ -246,8 +260,15 @@ def test_few_queries_are_those_of_python(of_kind, rng, tmp_path):
     write_library(folder, NOTHING, (selection,))
     calls = ExportedCalls(build_shim(folder, build_shared(folder)), load("plain")._name)
     drawn = random.Random(rng.initial_seed())
-    words = ("decode1", "stacked_decode1", "stacked_decode2", "stacked_decode4", "stacked")
-    for heads, queries in (((3, 3), 7), ((8, 2), 3), ((8, 1), 4), ((16, 1), 8), ((16, 1), 16)):
+    for heads, queries, word in (
+        ((3, 3), 7, "_decode1_"),
+        ((8, 2), 3, "_stacked_decode1_"),
+        ((8, 1), 4, "_stacked_decode2_"),
+        ((16, 1), 4, "_stacked_decode2_"),  # two workgroups have them, since units are idle
+        ((16, 1), 8, "_stacked_decode4_"),
+        ((16, 1), 16, "_stacked_gm"),
+        ((4, 2), 150, "_gm"),
+    ):
         length = queries, drawn.choice((1, 100, 129, 1500))
         call = replace(of_kind, heads=heads, lengths=(length,) * drawn.choice((1, 2)))
         given = drawn_inputs(call, rng)
@@ -263,9 +284,61 @@ def test_few_queries_are_those_of_python(of_kind, rng, tmp_path):
             plan = explain(*inputs, **given.options, **given.sequences).plan
             expected = fmha_fwd(*inputs, return_lse=True, **given.options, **given.sequences)
         assert kernel == plan.kernel
-        assert any(f"_{word}_" in kernel for word in words)
+        if max(of_kind.hdims) > 128:  # of which there is room for fewer rows
+            word = word.replace("decode4", "decode2")
+        assert word in kernel
+        assert ("stacked" in kernel) == ("stacked" in word)
         assert torch.equal(given.out, expected[0])
         assert torch.equal(lse, expected[1])
+    if not of_kind.is_group:
+        splits = {check_splits(calls, of_kind, drawn) for _ in range(20)}
+        assert len(splits) > 2
+
+
+def check_splits(calls: ExportedCalls, of_kind: CompiledCall, drawn: random.Random) -> int:
+    """A plan of decoding has as many splits as in Python, whatever its size."""
+    asked = {Feature.SINKS} if of_kind.features else set()
+    names = [kernel_dtype(of_kind.arch, x) for x in (of_kind.dtype, of_kind.kv_dtype) if x]
+    if of_kind.scales:
+        asked.add(Feature.DESCALES)
+    heads_q, heads_k = drawn.choice(((8, 8), (32, 4), (16, 1)))
+    sizes = {
+        "batch": drawn.choice((1, 3, 16)),
+        "heads_q": heads_q,
+        "heads_k": heads_k,
+        "seqlen_q": drawn.choice((1, 4)),
+        "seqlen_k": drawn.randint(1000, 60000),
+    }
+    mask = CAUSAL_MASK if of_kind.mask else NO_MASK
+    features = frozenset(asked)
+    wanted = Combination(*(names[0], names[-1], *of_kind.hdims, mask), features=features, **sizes)
+    with emulate(of_kind.arch):
+        target = TARGET_HERE.get()
+    problem = wanted.problem()
+    traits = ForwardTraits.of(problem, target.arch, target.compute_units)
+    if traits.decode_waves != DECODE_WAVES:
+        return 1  # by a kernel that is not exported
+    row = row_of_built(traits, jit.read(kernel_spec(traits)))
+    choice = SplitChoice(
+        *(problem, target, row, traits.slices, traits.made_columns),
+        streams=traits.decode_blocks is not None,
+    )
+    arguments = ForwardArguments(
+        dtype=DTYPES[names[0]],
+        key_type=("", "fp8", "int8").index(of_kind.kv_dtype),
+        mask=of_kind.mask,
+        hdim_q=of_kind.hdims[0],
+        hdim_v=of_kind.hdims[1],
+        softmax_scale=1.0,
+        **sizes,
+    )
+    if of_kind.features:
+        arguments.sink = 1
+    plan = calls.plan(arguments)
+    num_splits, floats = choice.splits(sizes["seqlen_q"], sizes["seqlen_k"])
+    assert plan.kernel.decode() == traits.name
+    assert (plan.num_splits, plan.workspace_bytes) == (num_splits, 4 * floats)
+    return num_splits
 
 
 @pytest.mark.parametrize("of_kind", GRADIENTS)
