@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jitfmha.export.folder import ForeignFilesError, publish
+from jitfmha.export.kernels import Selection, forward_kernels, forward_passes
 
 SMALL = ("export", "--arch", "gfx942", "--direction", "forward", "--hdim", "64", "--dtype", "fp16")
 FILES = {"a/b.h": "1", "exported.json": json.dumps({"files": ["a/b.h"]})}
@@ -110,3 +111,17 @@ def test_what_a_profile_has(tmp_path, run):
         )
     )
     assert len(said) > len(compiled)
+
+
+def test_kernels_of_few_queries():
+    """Beside those that come ready, each with stacked heads or as many rows as decoding has."""
+    plain = Selection(("gfx942",), ("forward",), ("fp16",), ((64, 64),), ("none",), ("gm0",))
+    selection = plain._replace(few_queries=True)
+    names = [x.name for x in forward_passes(selection, forward_kernels(selection))]
+    words = ("stacked", "decode1", *(f"stacked_decode{n}" for n in (1, 2, 4)))
+    assert names == [f"fmha_fwd_compiled_hd64x64_fp16_{word}_gm0_gfx942" for word in words]
+    # Wider rows have no room for as many, and biases for none.
+    wide = selection._replace(hdims=((200, 200),))
+    assert sum("decode" in x.name for x in forward_passes(wide, ())) == 3
+    biased = selection._replace(features=(("bias",),))
+    assert not any("decode" in x.name for x in forward_passes(biased, ()))

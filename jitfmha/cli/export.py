@@ -18,6 +18,8 @@ def run(args: argparse.Namespace) -> int:
     chosen: dict[str, Any] = {name: tuple(x) for name, x in given if x is not None}
     if args.kv_dtype is not None:
         chosen["kv_dtype"] = args.kv_dtype
+    if args.few_queries:
+        chosen["few_queries"] = True
     if args.hdim is not None:
         chosen["hdims"] = tuple(chain.from_iterable(args.hdim))
     try:

@@ -424,6 +424,8 @@ def _add_export(commands: Any) -> None:
         "bias+dropout for both (default: plain)"
     )
     flag("--features", nargs="+", type=_several(str), metavar="FEATURES", help=features)
+    few = "also compile the forward kernels of few queries, as decoding and GQA have them"
+    flag("--few-queries", action="store_true", help=few)
     flag("--mask", nargs="+", choices=["none", "causal"], help="(default: both)")
     flag("--mode", nargs="+", choices=_MODES, help="batch, packed (default: both)")
     rounding = "how gfx942 rounds to bf16 (default: all three, and of compiled kernels rtne)"

@@ -16,12 +16,13 @@ from ..amd.manifest import AnyRow, KernelRow
 from ..amd.tree import Tree, trees_of
 from ..kernels.compiled.backward_launch import BackwardKernel
 from ..kernels.compiled.backward_traits import BackwardTraits, backward_spec
-from ..kernels.compiled.decode import DECODE_WAVES
+from ..kernels.compiled.decode_policy import DECODE_WAVES, most_blocks
 from ..kernels.compiled.rules import RULES
 from ..kernels.compiled.traits import (
     Access,
     ForwardTraits,
     far_stride_bytes,
+    forward_tile,
     kernel_spec,
     row_of_built,
 )
@@ -70,6 +71,7 @@ class Selection(NamedTuple):
         features: of calls that compiled kernels serve; each of these has all that are in one value.
         kv_dtype: that of keys and values of such calls, where it is another one, of 8 bits.
         subsets: what is compiled, in place of what the other fields say of it.
+        few_queries: whether forward calls of few queries get kernels of their own, too.
     """
 
     arches: tuple[Arch, ...]
@@ -82,6 +84,7 @@ class Selection(NamedTuple):
     features: tuple[Features, ...] | None = None
     subsets: tuple[Subset, ...] = ()
     kv_dtype: str | None = None
+    few_queries: bool = False
 
 
 def selection_of(
@@ -90,7 +93,8 @@ def selection_of(
     """Select what a profile has, with what is chosen in place of its parts, by ``Selection``."""
     if profile is None:
         return Selection(arches, **chosen)
-    given = {name: x for name, x in chosen.items() if name not in ("bf16_cvts", "kv_dtype")}
+    of_all = "bf16_cvts", "kv_dtype", "few_queries"
+    given = {name: x for name, x in chosen.items() if name not in of_all}
     if "dtypes" in given:
         kv_dtype = chosen.get("kv_dtype")
         given["dtypes"] = tuple(
@@ -128,6 +132,9 @@ class CompiledFor(NamedTuple):
         access: how keys and values are reached.
         slices, columns: of the output's columns there are as many slices, of so many.
         far_stride_bytes: from where on rows are too far apart.
+        stacks_heads: whether the query heads that share a key head are rows of the same tiles.
+        most_stacked_queries: with how many queries they are, at most.
+        decode_blocks: of kernels for decoding: the rows of a workgroup, in blocks; else 0.
     """
 
     dtype: str
@@ -136,6 +143,9 @@ class CompiledFor(NamedTuple):
     slices: int
     columns: int
     far_stride_bytes: int
+    stacks_heads: bool
+    most_stacked_queries: int
+    decode_blocks: int
 
 
 class ForwardKernel(NamedTuple):
@@ -257,12 +267,14 @@ def forward_passes(
 ) -> tuple[ForwardTraits, ...]:
     """What is compiled of forward kernels: what is selected and does not come ready.
 
-    Of the kernels that serve a call, that is the one which serves any lengths and heads. Where no
-    head dimensions, features or profile are named, all that is selected comes ready.
+    Of the kernels that serve a call, that is the one which serves any lengths and heads, and where
+    they are selected those for few queries. Where neither these nor head dimensions, features or a
+    profile are named, all that is selected comes ready.
 
     Raises ``NotImplementedError``, ``TypeError`` or ``ValueError`` where nothing can be compiled.
     """
-    if not any((selection.hdims, selection.features, selection.subsets, selection.kv_dtype)):
+    named = selection.hdims, selection.features, selection.subsets, selection.kv_dtype
+    if not any((*named, selection.few_queries)):
         return ()
     served = {_kind_of(kernel) for kernel in ready}
     passes: list[ForwardTraits] = []
@@ -272,12 +284,17 @@ def forward_passes(
         kind = (arch, dtype, wanted.hdim_q, wanted.hdim_v, not wanted.mask.is_none, wanted.mode)
         is_plain = wanted.features <= {*_MEANT_BY_OTHERS, Feature.DESCALES}
         is_plain &= wanted.dtype == wanted.kv_dtype
-        if is_plain and kind in served:
+        is_served = is_plain and kind in served
+        if is_served and not selection.few_queries:
             continue
         try:
             for problem in _problems(selection, wanted, arch):
-                traits = ForwardTraits.of(problem, arch, _units(arch))
-                passes += _variants(_of_any_lengths(traits))
+                traits = _of_any_lengths(ForwardTraits.of(problem, arch, _units(arch)))
+                if not is_served:
+                    passes += _variants(traits)
+                if selection.few_queries:
+                    for each in _of_few_queries(problem, traits):
+                        passes += _variants(each)
         except _REFUSALS as error:
             refusals.append(error)
     return _each_once(passes, refusals)
@@ -372,6 +389,22 @@ def _of_any_lengths(traits: ForwardTraits) -> ForwardTraits:
     )
 
 
+def _of_few_queries(problem: Problem, traits: ForwardTraits) -> Iterator[ForwardTraits]:
+    """Those with stacked heads, and with rows for decoding, where there are such kernels."""
+    may_stack = not traits.has_int8_probabilities
+    if may_stack:
+        yield replace(traits, stacks_heads=True)
+    one_query = problem.with_sizes(problem.sizes._replace(seqlen_q=1))
+    if ForwardTraits.of(one_query, traits.arch, _units(traits.arch)).decode_blocks is None:
+        return
+    # Without stacked heads rows are queries, and few.
+    yield replace(traits, decode_blocks=1)
+    blocks = 1
+    while may_stack and blocks <= most_blocks(max(traits.hdim_q, traits.hdim_v)):
+        yield replace(traits, stacks_heads=True, decode_blocks=blocks)
+        blocks *= 2
+
+
 def _variants(traits: _T) -> Iterator[_T]:
     """The kernels of such calls: with another soft cap, and with pages of any size."""
     yield traits
@@ -425,8 +458,18 @@ def compiled_forward(traits: ForwardTraits) -> ForwardKernel:
     image = jit.read(kernel_spec(traits))
     row = row_of_built(traits, image)
     far = far_stride_bytes(traits.tile)
-    columns = traits.slices, traits.made_columns
-    compiled_for = CompiledFor(traits.dtype, features_of(traits), traits.access, *columns, far)
+    tile = forward_tile(traits.arch, traits.dtype, traits.hdim_q, traits.hdim_v)
+    compiled_for = CompiledFor(
+        dtype=traits.dtype,
+        features=features_of(traits),
+        access=traits.access,
+        slices=traits.slices,
+        columns=traits.made_columns,
+        far_stride_bytes=far,
+        stacks_heads=traits.stacks_heads,
+        most_stacked_queries=tile.tile_q // 2,
+        decode_blocks=traits.decode_blocks or 0,
+    )
     return ForwardKernel(traits.arch, row, image, compiled_for)
 
 

@@ -10,14 +10,16 @@ from itertools import groupby, product
 from typing import TypeVar, get_args
 
 from .. import jit
-from ..amd.chips import Arch, architecture, chip, chips
+from ..amd.chips import Arch, Chip, architecture, chip, chips
 from ..amd.kernel_arguments import MODIFIERS
 from ..amd.manifest import KernelDtype
 from ..amd.runtime import PCI_CHIP_ID
 from ..jit.shared_struct import FLOAT
 from ..jit.toolchain.hip_libraries import SYSTEM_NAMES
 from ..kernels.compiled.modifiers import OPEN_SIDE
-from ..kernels.compiled.traits import LARGE_SOFTCAP, WIDE_PAGE_ROWS
+from ..kernels.compiled.tile_table import WAVE
+from ..kernels.compiled.traits import LARGE_SOFTCAP, WIDE_PAGE_ROWS, WORD_END
+from ..kernels.estimate import streaming_of
 from ..kernels.launcher import Block, LauncherKind, launcher_sources
 from ..kernels.ready.limits import FIELD_END, GRID_END, MOST_ROWS
 from ..problem.dtypes import DTYPE_BYTES, plain_out_dtype
@@ -148,22 +150,20 @@ def _calls(
                 f'#include "launcher/{direction}_{block}_{mode}.h"'
                 for (direction, block), mode in product(_BLOCKS, get_args(Mode))
             ),
-            "policy_modules": "jitfmha/kernels/ready/key_split.py and policy.py",
+            "policy_modules": "jitfmha/kernels/ready/ and compiled/decode_policy.py",
             "policy": policy_in_cpp().cpp,
             "forward_kernels": _lines(_chosen(forward, _forward_entry)),
             "backward_kernels": _lines(_chosen(backward, _backward_entry)),
             "asked_scores": _lines(map(_asked, SCORE_FEATURES), 2),
             "packed_scores": _lines(_packed_scores(), 2),
             "open_side": OPEN_SIDE,
+            "wave": WAVE,
+            "word_end": WORD_END,
             "large_softcap": f"{LARGE_SOFTCAP}f",
             "wide_page_rows": WIDE_PAGE_ROWS,
-            "chips": ", ".join(
-                f"{{{_arch(each.architecture.name)}, {pci_id:#x}, {each.xcds}}}"
-                for each in chips()
-                for pci_id in each.pci_ids
-            ),
-            "xcds_of_unlisted_chips": ", ".join(
-                str(chip(architecture(arch).unlisted_chip).xcds) for arch in get_args(Arch)
+            "chips": ", ".join(_chip(each, pci_id) for each in chips() for pci_id in each.pci_ids),
+            "unlisted_chips": ", ".join(
+                _chip(chip(architecture(arch).unlisted_chip), 0) for arch in get_args(Arch)
             ),
             "arch_names": _quoted(get_args(Arch)),
             "dtype_names": _quoted(_DTYPES),
@@ -209,7 +209,10 @@ def _forward_entry(kernel: ForwardKernel) -> str:
     names = _quoted((row.name, row.symbol, row.combine_symbol or ""))
     compiled_for = "{}"
     if made is not None:
-        numbers = f"{made.slices}, {made.columns}, {made.far_stride_bytes}"
+        numbers = (
+            f"{made.slices}, {made.columns}, {made.far_stride_bytes}, "
+            f"{_bool(made.stacks_heads)}, {made.most_stacked_queries}, {made.decode_blocks}"
+        )
         words = _quoted((made.features, made.access))
         compiled_for = f"{{true, DataType::{made.dtype}, {words}, {numbers}}}"
     return (
@@ -310,6 +313,11 @@ def _literal(content: bytes) -> str:
 
 def _text(content: bytes) -> str:
     return "".join(_LETTERS[byte] for byte in content)
+
+
+def _chip(each: Chip, pci_id: int) -> str:
+    units = f"{each.xcds}, {each.compute_units}"
+    return f"{{{_arch(each.architecture.name)}, {pci_id:#x}, {units}, {streaming_of(each)!r}}}"
 
 
 def _arch(arch: Arch) -> str:

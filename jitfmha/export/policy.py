@@ -1,4 +1,4 @@
-"""The policy of the ready family in C++."""
+"""What decides about kernels and splits in C++."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import get_args
 
 from ..amd.chips import Arch
 from ..amd.manifest import KernelDtype, KernelRow
-from ..kernels.ready import key_split, policy
+from ..kernels.compiled import decode_policy
+from ..kernels.ready import combine_estimate, key_split, policy
 from .translation import Translation, Vocabulary
 
 _ROW = {
@@ -24,7 +25,7 @@ def policy_in_cpp() -> Translation:
     """Translate the modules that decide to C++."""
     enums = {"Arch": get_args(Arch), "KernelDtype": get_args(KernelDtype)}
     vocabulary = Vocabulary(enums=enums, structs={"KernelRow": _ROW})
-    return Translation((key_split, policy), vocabulary)
+    return Translation((key_split, combine_estimate, policy, decode_policy), vocabulary)
 
 
 def row_in_cpp(row: KernelRow) -> str:

@@ -36,6 +36,8 @@ _COMPARISONS = {
     ast.GtE: ">=",
 }
 _SEQUENCE = "Sequence"
+_FREE = "[[maybe_unused]] inline "
+"""Before functions: of a module a program may need some alone."""
 
 
 class TranslationError(ValueError):
@@ -92,12 +94,14 @@ class Translation:
             for source in sources
             for node in source.functions
         ]
+        declared = [f"struct {each.name};" for source in sources for each in source.classes]
         self.cpp = "\n\n".join(
             [
                 *(self._enum(name) for name in vocabulary.enums),
                 *(_struct_text(name, self._members(name), []) for name in vocabulary.structs),
+                # Methods may call functions, and these take structs.
+                "\n".join((*declared, *prototypes)),
                 *definitions,
-                "\n".join(prototypes),
                 *functions,
             ]
         )
@@ -187,7 +191,9 @@ class Translation:
         text = self.value(annotation, value)
         return f"constexpr {self._type(annotation)} {_constant_name(name)} = {text};"
 
-    def _head(self, signature: _Signature, before: str = "inline ", after: str = "") -> str:
+    def _head(
+        self, signature: _Signature, before: str = "[[maybe_unused]] inline ", after: str = ""
+    ) -> str:
         parameters = ", ".join(
             f"{self._parameter_type(x)} {name}" for name, x in signature.parameters.items()
         )

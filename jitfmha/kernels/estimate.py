@@ -17,7 +17,7 @@ from itertools import product
 from math import gcd
 from typing import NamedTuple
 
-from ..amd.chips import SIMDS, Arch, architecture, chip
+from ..amd.chips import SIMDS, Arch, Chip, architecture, chip
 from ..amd.clock import Clock, clock_of
 from ..amd.manifest import KernelRow
 from ..planning.target import AmdTarget
@@ -112,6 +112,20 @@ class Moved(NamedTuple):
     streamed: float
 
 
+def with_speeds(known: Chip) -> Chip:
+    """The chip, or one of its architecture whose speeds are published."""
+    if known.streaming_gb_s is None or known.peak_clock_mhz is None:
+        return chip(known.architecture.unlisted_chip)
+    return known
+
+
+def streaming_of(known: Chip) -> float:
+    """Bytes a second that a kernel which only reads gets out of all of a chip's HBM."""
+    gb_s = with_speeds(known).streaming_gb_s
+    assert gb_s is not None
+    return gb_s * 1e9
+
+
 class Machine(NamedTuple):
     """What decides about times of a GPU."""
 
@@ -123,14 +137,11 @@ class Machine(NamedTuple):
 
     @classmethod
     def of(cls, target: AmdTarget) -> Machine:
-        known = target.chip
-        if known.streaming_gb_s is None or known.peak_clock_mhz is None:
-            known = chip(architecture(target.arch).unlisted_chip)
-        assert known.streaming_gb_s is not None
+        known = with_speeds(target.chip)
         # A partition has its share of the chip's memory.
         share = target.compute_units / target.chip.compute_units
         xcds = max(round(target.chip.xcds * share), 1)
-        bytes_per_second = known.streaming_gb_s * 1e9 * share
+        bytes_per_second = streaming_of(target.chip) * share
         clock = clock_of(known.name)
         return cls(target.arch, target.compute_units, xcds, bytes_per_second, clock)
 

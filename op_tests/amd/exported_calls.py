@@ -1,6 +1,7 @@
 """An exported library, built by g++ and called from Python through op_tests/cpp/calls.cpp."""
 
 import ctypes
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from subprocesses import run_program
 from torch import Tensor
 
+from jitfmha import jit
 from jitfmha.export.folder import publish
 from jitfmha.export.kernels import (
     Selection,
@@ -20,6 +22,8 @@ from jitfmha.export.kernels import (
     ready_backward_kernels,
 )
 from jitfmha.export.library import library_files
+from jitfmha.kernels.compiled.backward_traits import backward_spec
+from jitfmha.kernels.compiled.traits import kernel_spec
 from jitfmha.problem.score_features import NUMBER_FEATURES, SCORE_FEATURES, ScoreFeature
 
 CPP = Path(__file__).resolve().parents[1] / "cpp"
@@ -185,10 +189,16 @@ def write_library(
     Without those for large soft caps, which no test launches.
     """
     forward, backward = list(forward_kernels(ready)), list(ready_backward_kernels(ready))
-    for each in passes:
-        forward_traits, backward_traits = forward_passes(each, forward), backward_passes(each)
-        forward += [compiled_forward(x) for x in forward_traits if not x.has_large_softcap]
-        backward += [compiled_backward(x) for x in backward_traits if not x.has_large_softcap]
+    of_forward = [x for each in passes for x in forward_passes(each, forward)]
+    of_backward = [x for each in passes for x in backward_passes(each)]
+    of_forward = [x for x in dict.fromkeys(of_forward) if not x.has_large_softcap]
+    of_backward = [x for x in dict.fromkeys(of_backward) if not x.has_large_softcap]
+    specs = [*map(kernel_spec, of_forward), *map(backward_spec, of_backward)]
+    missing = [spec for spec in specs if not jit.is_built(spec)]
+    for _ in jit.build_all(missing, len(os.sched_getaffinity(0))):
+        pass
+    forward += map(compiled_forward, of_forward)
+    backward += map(compiled_backward, of_backward)
     publish(folder, library_files(forward, backward, version))
 
 

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_calls import CompiledCall, Inputs, assert_near, check_call, column_major, inputs_of
+from compiled_calls import (
+    CompiledCall,
+    Inputs,
+    assert_near,
+    check_call,
+    column_major,
+    inputs_of,
+    kernel_dtype,
+)
 from exported_calls import (
     CVTS,
     DTYPES,
@@ -27,18 +35,24 @@ from inputs import LAYOUTS
 from packed_calls import Sequences
 from score_features import Shape
 from torch import Tensor
-from untyped import fmha_bwd, fmha_fwd
+from untyped import explain, fmha_bwd, fmha_fwd
 
-from jitfmha import emulate
+from jitfmha import emulate, jit
+from jitfmha.ahead.combination import Combination
 from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
 from jitfmha.emulator.library import load
 from jitfmha.emulator.session import DEVICES
 from jitfmha.export.kernels import Selection, forward_passes
+from jitfmha.kernels.compiled.decode_policy import DECODE_WAVES
+from jitfmha.kernels.compiled.split_choice import SplitChoice
+from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec, row_of_built
 from jitfmha.layers.split_keys import mha_fwd_splitkv
+from jitfmha.planning.target import TARGET_HERE
 from jitfmha.problem.arguments import Descales
 from jitfmha.problem.dtypes import DTYPE_NAMES
+from jitfmha.problem.features import Feature
 from jitfmha.problem.float64_reference import attention_packed, unpaged
-from jitfmha.problem.mask import Mask, parse_mask
+from jitfmha.problem.mask import CAUSAL_MASK, NO_MASK, Mask, parse_mask
 
 NOTHING = Selection(("gfx942",), hdims=((1, 1),), directions=())
 BOTH = Selection(("gfx942",), dtypes=("bf16",), hdims=((96, 40),), masks=("causal",))
@@ -197,10 +211,7 @@ def test_forward(of_kind, calls, rng):
     check_forward(calls, call, given)
 
 
-def check_forward(calls: ExportedCalls, call: CompiledCall, given: Inputs) -> None:
-    arguments = arguments_of(call, given, ForwardArguments)
-    arguments.num_splits = call.num_splits
-    arguments.key_type = ("", "fp8", "int8").index(call.kv_dtype)
+def set_descales(arguments: ForwardArguments, call: CompiledCall, given: Inputs) -> None:
     for name in Descales._fields:
         scale = given.options.get(f"{name}_descale")
         if scale is not None:
@@ -208,6 +219,13 @@ def check_forward(calls: ExportedCalls, call: CompiledCall, given: Inputs) -> No
             per_head = call.scales == "each head"
             x = scale.expand(len(call.lengths), -1) if per_head else scale
             set_descale(arguments, f"{name}_descale", x)
+
+
+def check_forward(calls: ExportedCalls, call: CompiledCall, given: Inputs) -> None:
+    arguments = arguments_of(call, given, ForwardArguments)
+    arguments.num_splits = call.num_splits
+    arguments.key_type = ("", "fp8", "int8").index(call.kv_dtype)
+    set_descales(arguments, call, given)
     lse = torch.full((*given.q.shape[:-3], call.heads[0], given.q.shape[-3]), torch.nan)
     set_tensor(arguments, "out", given.out)
     arguments.lse = lse.data_ptr()
@@ -215,6 +233,112 @@ def check_forward(calls: ExportedCalls, call: CompiledCall, given: Inputs) -> No
     given.out.movedim(-3, 0)[~given.rows_q] = 0  # as in a new tensor
     lse.movedim(-1, 0)[~given.rows_q] = -torch.inf
     check_call(call, given, (given.out, lse))
+
+
+# Of which none comes ready, that Python may take in their place.
+FEW = (
+    kind("gfx950", "bf16", (64, 40), 0, ()),
+    kind("gfx942", "fp16", (128, 72), 2, ()),
+    kind("gfx942", "bf16", (64, 40), 0, (), kv_dtype="fp8", scales="one"),
+    kind("gfx950", "bf16", (192, 96), 2, (), is_group=True),
+    kind("gfx950", "int8", (64, 64), 2, ("sink",), scales="each sequence and key head"),
+)
+
+
+@pytest.mark.sample("of_kind", FEW, 1)
+def test_few_queries_are_those_of_python(of_kind, rng, tmp_path):
+    """Decoding takes the same kernel and as many splits, so that all bits are the same."""
+    selection = Selection(
+        *((of_kind.arch,), ("forward",), (of_kind.dtype,), (of_kind.hdims,)),
+        masks=("causal" if of_kind.mask else "none",),
+        modes=("gm1" if of_kind.is_group else "gm0",),
+        features=(("sinks",),) if of_kind.features else None,
+        kv_dtype=of_kind.kv_dtype or None,
+        few_queries=True,
+    )
+    folder = tmp_path / "few"
+    write_library(folder, NOTHING, (selection,))
+    calls = ExportedCalls(build_shim(folder, build_shared(folder)), load("plain")._name)
+    drawn = random.Random(rng.initial_seed())
+    for heads, queries, word in (
+        ((3, 3), 7, "_decode1_"),
+        ((8, 2), 3, "_stacked_decode1_"),
+        ((8, 1), 4, "_stacked_decode2_"),
+        ((16, 1), 4, "_stacked_decode2_"),  # two workgroups have them, since units are idle
+        ((16, 1), 8, "_stacked_decode4_"),
+        ((16, 1), 16, "_stacked_gm"),
+        ((4, 2), 150, "_gm"),
+    ):
+        length = queries, drawn.choice((1, 100, 129, 1500))
+        call = replace(of_kind, heads=heads, lengths=(length,) * drawn.choice((1, 2)))
+        given = drawn_inputs(call, rng)
+        arguments = arguments_of(call, given, ForwardArguments)
+        arguments.key_type = ("", "fp8", "int8").index(call.kv_dtype)
+        set_descales(arguments, call, given)
+        lse = torch.full((*given.q.shape[:-3], heads[0], given.q.shape[-3]), torch.nan)
+        set_tensor(arguments, "out", given.out)
+        arguments.lse = lse.data_ptr()
+        kernel = launch(calls, call.arch, arguments)
+        with emulate(call.arch):
+            inputs = given.q, given.k, given.v
+            plan = explain(*inputs, **given.options, **given.sequences).plan
+            expected = fmha_fwd(*inputs, return_lse=True, **given.options, **given.sequences)
+        assert kernel == plan.kernel
+        if max(of_kind.hdims) > 128:  # of which there is room for fewer rows
+            word = word.replace("decode4", "decode2")
+        assert word in kernel
+        assert ("stacked" in kernel) == ("stacked" in word)
+        assert torch.equal(given.out, expected[0])
+        assert torch.equal(lse, expected[1])
+    if not of_kind.is_group:
+        splits = {check_splits(calls, of_kind, drawn) for _ in range(20)}
+        assert len(splits) > 2
+
+
+def check_splits(calls: ExportedCalls, of_kind: CompiledCall, drawn: random.Random) -> int:
+    """A plan of decoding has as many splits as in Python, whatever its size."""
+    asked = {Feature.SINKS} if of_kind.features else set()
+    names = [kernel_dtype(of_kind.arch, x) for x in (of_kind.dtype, of_kind.kv_dtype) if x]
+    if of_kind.scales:
+        asked.add(Feature.DESCALES)
+    heads_q, heads_k = drawn.choice(((8, 8), (32, 4), (16, 1)))
+    sizes = {
+        "batch": drawn.choice((1, 3, 16)),
+        "heads_q": heads_q,
+        "heads_k": heads_k,
+        "seqlen_q": drawn.choice((1, 4)),
+        "seqlen_k": drawn.randint(1000, 60000),
+    }
+    mask = CAUSAL_MASK if of_kind.mask else NO_MASK
+    features = frozenset(asked)
+    wanted = Combination(*(names[0], names[-1], *of_kind.hdims, mask), features=features, **sizes)
+    with emulate(of_kind.arch):
+        target = TARGET_HERE.get()
+    problem = wanted.problem()
+    traits = ForwardTraits.of(problem, target.arch, target.compute_units)
+    if traits.decode_waves != DECODE_WAVES:
+        return 1  # by a kernel that is not exported
+    row = row_of_built(traits, jit.read(kernel_spec(traits)))
+    choice = SplitChoice(
+        *(problem, target, row, traits.slices, traits.made_columns),
+        streams=traits.decode_blocks is not None,
+    )
+    arguments = ForwardArguments(
+        dtype=DTYPES[names[0]],
+        key_type=("", "fp8", "int8").index(of_kind.kv_dtype),
+        mask=of_kind.mask,
+        hdim_q=of_kind.hdims[0],
+        hdim_v=of_kind.hdims[1],
+        softmax_scale=1.0,
+        **sizes,
+    )
+    if of_kind.features:
+        arguments.sink = 1
+    plan = calls.plan(arguments)
+    num_splits, floats = choice.splits(sizes["seqlen_q"], sizes["seqlen_k"])
+    assert plan.kernel.decode() == traits.name
+    assert (plan.num_splits, plan.workspace_bytes) == (num_splits, 4 * floats)
+    return num_splits
 
 
 @pytest.mark.parametrize("of_kind", GRADIENTS)

@@ -2,13 +2,16 @@
 
 import json
 import os
+import random
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from exported_calls import Program, write_library
+from parity_calls import PARITY, Saved, called_in_python
 from subprocesses import run_program
 
 from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
@@ -33,6 +36,7 @@ EXPORTED = (
         dtypes=("fp8",), hdims=((128, 128),), masks=NONE, features=(("column_major_v",),)
     ),
     FORWARD._replace(dtypes=("fp32", "int8"), hdims=((24, 24),), masks=NONE),
+    FORWARD._replace(masks=NONE, features=(("bias",),)),
     BACKWARD._replace(features=(("alibi", "dropout"), ("bias",))),
     BACKWARD._replace(dtypes=("fp16",), hdims=((80, 80),), modes=("gm1",)),
     BACKWARD._replace(dtypes=("fp32",), hdims=((72, 72),)),
@@ -179,6 +183,23 @@ def test_lines(line, programs, seed, monkeypatch):
     said = programs[way].run(*options, f"-seed={seed}")
     assert "valid: y" in said
     assert "emulated in" in said
+
+
+@pytest.mark.parametrize("parity", PARITY, ids=lambda each: each.name)
+@pytest.mark.sample("draw", range(5), 1)
+def test_parity_with_python(draw, parity, programs, seed, tmp_path):
+    """Programs and Python take the same kernel, and all bits of its results are the same."""
+    drawn = random.Random(seed + draw)
+    arguments = parity.arguments(drawn)
+    said = programs[parity.way].run(*arguments, f"-seed={seed + draw}", f"-save={tmp_path}")
+    saved = Saved(tmp_path, arguments, parity.scores)
+    kernel, results = called_in_python(parity, saved)
+    assert f", {kernel}," in said
+    assert "valid: y" in said
+    assert (", splits 1," not in said) == parity.is_split
+    for name, expected in results.items():
+        found = saved.lse() if name == "lse" else saved.tensor(name, expected.dtype)
+        assert torch.equal(found, expected), name
 
 
 def check_built(folder: Path, *ways: str) -> None:

@@ -661,6 +661,11 @@ struct Inputs {
     q.save_to(options, "q");
     k.save_to(options, "k");
     v.save_to(options, "v");
+    save(options, "scores", this->scores.content<std::uint8_t>());
+    save(options, "cu_seqlens_q", problem.cu_seqlens_q);
+    save(options, "cu_seqlens_k", problem.cu_seqlens_k);
+    save(options, "cu_seqlens_k_padded", problem.cu_rooms_k);
+    save(options, "block_table", pages.content<std::int32_t>());
   }
 
   void put_into(jitfmha::MhaArgs& args, const hip::Memory& workspace) const {
@@ -713,28 +718,6 @@ inline bool says_whether_ready(const Options& options, const char* flag,
   std::printf("a kernel that comes ready serves it: %s (%s)\n", is_ready ? "y" : "n", plan.kernel);
   return true;
 }
-
-// How far results are from exact ones; a share of the largest exact value is allowed.
-class Comparison {
- public:
-  void add(const char* name, const std::vector<double>& values, const std::vector<double>& exact,
-           double allowed) {
-    double largest = 1, worst = 0;
-    for (std::size_t i = 0; i < exact.size(); ++i) {
-      if (std::isinf(exact[i]) && values[i] == exact[i]) continue;
-      largest = std::max(largest, std::fabs(exact[i]));
-      const double error = std::fabs(values[i] - exact[i]);
-      worst = std::isnan(error) ? HUGE_VAL : std::max(worst, error);
-    }
-    is_good_ = is_good_ && worst <= allowed * largest;
-    std::printf("%s %s %.2e", is_first_ ? ", worst errors:" : ",", name, worst);
-    is_first_ = false;
-  }
-  bool is_good() const { return is_good_; }
-
- private:
-  bool is_good_ = true, is_first_ = true;
-};
 
 // The probabilities of one query, and its log-sum-exp.
 struct Row {
@@ -866,6 +849,47 @@ void run_and_time(const Options& options, const Problem& problem, const jitfmha:
   if (!is_emulated) file << ", \"tflops\": " << tflops;
   file << "}\n";
   if (!file.flush()) throw std::runtime_error("cannot write to " + options.text("jsonfile"));
+}
+
+// A tensor that launches write.
+struct Result {
+  const char* name;
+  const hip::Memory& memory;
+  jitfmha::DataType dtype;
+  double allowed;  // how far it may be from the exact one, as a share of the largest exact value
+};
+
+// Prints how far a result is from the exact one, and says whether that is allowed.
+inline bool compare(const Result& result, const std::vector<double>& exact) {
+  const std::vector<double> values = widened(values_of(result.memory, result.dtype), result.dtype);
+  double largest = 1, worst = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    if (std::isinf(exact[i]) && values[i] == exact[i]) continue;
+    largest = std::max(largest, std::fabs(exact[i]));
+    const double error = std::fabs(values[i] - exact[i]);
+    worst = std::isnan(error) ? HUGE_VAL : std::max(worst, error);
+  }
+  std::printf(" %s %.2e,", result.name, worst);
+  return worst <= result.allowed * largest;
+}
+
+// Launches, times, saves, and compares with `exact()`, which has the exact values of each result.
+template <class Launch, class Exact>
+bool run_and_compare(const Options& options, const Problem& problem, const jitfmha::MhaPlan& plan,
+                     std::int64_t columns, const Launch& launch, const std::vector<Result>& results,
+                     const Exact& exact) {
+  run_and_time(options, problem, plan, columns, launch);
+  for (const Result& each : results) save(options, each.name, each.memory.content<std::uint8_t>());
+  bool is_good = true;
+  if (options.number("v")) {
+    std::printf(", worst errors:");
+    const std::vector<std::vector<double>> all = exact();
+    for (std::size_t i = 0; i < results.size(); ++i)
+      is_good = compare(results[i], all.at(i)) && is_good;
+    std::printf(" valid: %s", is_good ? "y" : "n");
+  }
+  std::printf("\n");
+  return is_good;
 }
 
 // 0: done, 1: wrong or failed, 2: a usage error.

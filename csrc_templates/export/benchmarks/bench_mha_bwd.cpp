@@ -117,28 +117,21 @@ bool run(const Options& options) {
   const hip::Memory dbias(zeros);
   if (has_dbias) args.dbias = dbias.get<float>();
 
-  run_and_time(options, problem, plan, 3 * args.hdim_q + 2 * args.hdim_v,
-               [&] { check(jitfmha::mha_bwd(args, nullptr)); });
   save(options, "out", stored(out, args.dtype));
   save(options, "lse", lse);
-  save(options, "dq", dq.content<std::uint8_t>());
-  save(options, "dk", dk.content<std::uint8_t>());
-  save(options, "dv", dv.content<std::uint8_t>());
-  Comparison comparison;
-  if (options.number("v")) {
-    const Gradients exact = gradients_of(problem, inputs, dout.view);
-    const double allowed = args.dtype == jitfmha::DataType::bf16 ? 2e-2 : 4e-3;
-    comparison.add("dq", widened(values_of(dq, args.dtype), args.dtype), exact.dq, allowed);
-    comparison.add("dk", widened(values_of(dk, args.dtype), args.dtype), exact.dk, allowed);
-    comparison.add("dv", widened(values_of(dv, args.dtype), args.dtype), exact.dv, allowed);
-    if (has_dbias) {
-      const std::vector<float> found = dbias.content<float>();
-      comparison.add("dbias", {found.begin(), found.end()}, exact.dbias, allowed);
-    }
-    std::printf(", valid: %s", comparison.is_good() ? "y" : "n");
-  }
-  std::printf("\n");
-  return comparison.is_good();
+  const double allowed = args.dtype == jitfmha::DataType::bf16 ? 2e-2 : 4e-3;
+  std::vector<Result> results = {{"dq", dq, args.dtype, allowed},
+                                 {"dk", dk, args.dtype, allowed},
+                                 {"dv", dv, args.dtype, allowed}};
+  if (has_dbias) results.push_back({"dbias", dbias, jitfmha::DataType::fp32, allowed});
+  return run_and_compare(
+      options, problem, plan, 3 * args.hdim_q + 2 * args.hdim_v,
+      [&] { check(jitfmha::mha_bwd(args, nullptr)); }, results,
+      [&] {
+        Gradients exact = gradients_of(problem, inputs, dout.view);
+        return std::vector<std::vector<double>>{std::move(exact.dq), std::move(exact.dk),
+                                                std::move(exact.dv), std::move(exact.dbias)};
+      });
 }
 
 }  // namespace

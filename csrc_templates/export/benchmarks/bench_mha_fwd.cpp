@@ -124,24 +124,18 @@ bool run(const Options& options) {
     args.v_descale = descale_at(v_descale, problem);
   }
 
-  run_and_time(options, problem, plan, args.hdim_q + args.hdim_v,
-               [&] { check(jitfmha::mha_fwd(args, nullptr)); });
-  const std::vector<Bits> out = values_of(device_out, out_dtype);
-  const std::vector<float> lse = device_lse.content<float>();
   save(options, "q_descale", descales.q);
   save(options, "k_descale", descales.k);
   save(options, "v_descale", descales.v);
-  save(options, "out", stored(out, out_dtype));
-  save(options, "lse", lse);
-  Comparison comparison;
-  if (options.number("v")) {
-    const Forward exact = forward_of(problem, inputs, args.out_strides);
-    comparison.add("out", widened(out, out_dtype), exact.out, allowed_error(args.dtype));
-    if (options.flag("lse")) comparison.add("lse", {lse.begin(), lse.end()}, exact.lse, 1e-3);
-    std::printf(", valid: %s", comparison.is_good() ? "y" : "n");
-  }
-  std::printf("\n");
-  return comparison.is_good();
+  std::vector<Result> results = {{"out", device_out, out_dtype, allowed_error(args.dtype)}};
+  if (args.lse) results.push_back({"lse", device_lse, jitfmha::DataType::fp32, 1e-3});
+  return run_and_compare(
+      options, problem, plan, args.hdim_q + args.hdim_v,
+      [&] { check(jitfmha::mha_fwd(args, nullptr)); }, results,
+      [&] {
+        Forward exact = forward_of(problem, inputs, args.out_strides);
+        return std::vector<std::vector<double>>{std::move(exact.out), std::move(exact.lse)};
+      });
 }
 
 }  // namespace

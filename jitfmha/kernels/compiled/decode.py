@@ -12,17 +12,12 @@ from typing import Literal
 from ...amd.chips import Arch
 from ...problem.dtypes import DTYPE_BYTES
 from ...problem.problem import Problem
+from .decode_policy import BLOCK_ROWS, DECODE_WAVES, WIDE_HDIM, decode_blocks
 from .tile_table import WAVE, Tile
 
-_BLOCK_ROWS = 16
-_MOST_QUERIES = 16
-_MOST_ROWS = 128
 _MOST_HDIM = 256
-# Of rows. A wave has all of them, and what it makes of them, in its registers.
-_MOST_BLOCKS, _MOST_WIDE_BLOCKS, _WIDE_HDIM = 4, 2, 128
-_UNDIVIDED_BLOCKS = 2  # with as many, keys take longer to come than to be attended to
 _FOUR_BYTES = 16
-DECODE_WAVES, _MOST_WAVES = 4, 8
+_MOST_WAVES = 8
 _LOADED_TOGETHER = 8  # numbers of a row
 _LEAST_OF_UNITS = 0.4  # where fewer have a workgroup, its keys have to be split in any case
 # For which keys, by dtype (fp8, or int8), eight waves take less than two splits, by the cost model:
@@ -46,13 +41,9 @@ def decode_blocks_of(
     ``rows_of_query`` are the heads that are stacked. Biases, dropout and float32 take what such a
     workgroup has no room for, the other one alone leaves the results of splits, and longer calls
     have rows enough for larger tiles.
-
-    Where units would be idle, two workgroups have half of more than 32 rows each: less to compute
-    for each key, and the second one finds the keys of the first in the L2 cache that they share.
     """
     modifiers, packs = problem.modifiers, problem.packs
     widest = max(problem.hdim_q, problem.hdim_v)
-    most_blocks = _MOST_BLOCKS if widest <= _WIDE_HDIM else _MOST_WIDE_BLOCKS
     is_served = (
         widest <= _MOST_HDIM
         and DTYPE_BYTES[problem.dtype] <= 2
@@ -64,15 +55,10 @@ def decode_blocks_of(
     have_units_idle = 2 * problem.batch * problem.heads_q // rows_of_query <= compute_units
 
     def blocks_of(seqlen_q: int) -> int | None:
-        queries = -(-seqlen_q // packs)
-        rows = queries * rows_of_query
-        if not is_served or queries > _MOST_QUERIES or rows > _MOST_ROWS:
+        if not is_served:
             return None
-        blocks = 1
-        while rows > blocks * _BLOCK_ROWS and blocks < most_blocks:
-            blocks *= 2
-        is_one = rows <= blocks * _BLOCK_ROWS
-        return blocks // 2 if blocks > _UNDIVIDED_BLOCKS and is_one and have_units_idle else blocks
+        queries = -(-seqlen_q // packs)
+        return decode_blocks(queries, rows_of_query, widest, have_units_idle) or None
 
     return blocks_of
 
@@ -91,7 +77,7 @@ def decode_waves(
     is_meant = (
         blocks == 1
         and DTYPE_BYTES[problem.kv_dtype] == 1
-        and max(hdims) <= _WIDE_HDIM
+        and max(hdims) <= WIDE_HDIM
         and not any(hdim % _LOADED_TOGETHER for hdim in hdims)
         and _LEAST_OF_UNITS * compute_units <= workgroups <= compute_units
     )
@@ -99,7 +85,7 @@ def decode_waves(
         return DECODE_WAVES
     places: _Places = "dense"
     if problem.is_paged:
-        is_wide = not problem.has_packed_pages and problem.seqlen_k % _BLOCK_ROWS == 0
+        is_wide = not problem.has_packed_pages and problem.seqlen_k % BLOCK_ROWS == 0
         places = "pages" if is_wide else "scattered"
     kind = places, max(hdims) <= _NARROW_HDIM
     return _MOST_WAVES if kind in _OF_EIGHT_WAVES[arch, problem.is_fp8] else DECODE_WAVES
@@ -110,9 +96,9 @@ def decode_tile(tile: Tile, hdim_v: int, blocks: int, waves: int = DECODE_WAVES)
     fours = 8 if made_columns(hdim_v) % (2 * _COLUMNS) == 0 else 4
     lds_bytes = waves * fours * WAVE * _FOUR_BYTES
     # Of each row a wave's maximum and sum, beside what the first wave leaves free.
-    of_rows = waves * blocks * _BLOCK_ROWS * 2 * 4
+    of_rows = waves * blocks * BLOCK_ROWS * 2 * 4
     lds_bytes += max(of_rows - max(fours // waves, 1) * WAVE * _FOUR_BYTES, 0)
-    return tile._replace(slices=1, tile_q=blocks * _BLOCK_ROWS, waves=waves, lds_bytes=lds_bytes)
+    return tile._replace(slices=1, tile_q=blocks * BLOCK_ROWS, waves=waves, lds_bytes=lds_bytes)
 
 
 def made_columns(hdim_v: int) -> int:

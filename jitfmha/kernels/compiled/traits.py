@@ -21,7 +21,8 @@ from ...problem.problem import BF16_CVTS, Mode, PlainSizes, Problem, element_byt
 from ...problem.score_features import AskedModifiers
 from ..modifiers import ModifierTraits
 from . import decode
-from .decode import DECODE_WAVES, decode_blocks_of, decode_tile, decode_waves
+from .decode import decode_blocks_of, decode_tile, decode_waves
+from .decode_policy import DECODE_WAVES
 from .device_spec import device_spec
 from .latent import latent_tile, made_columns, row_blocks_of
 from .tile_table import Product, Tile
@@ -51,7 +52,7 @@ WIDE_PAGE_ROWS = 16  # of which wide pages have a multiple; the threads of a wav
 _LSE_BYTES = 4
 # Up to here an error of 1e-7 of the cap is one of 1e-4 of a logit, below what 16 bits keep.
 LARGE_SOFTCAP = 1024.0
-_WORD_END = 1 << 32  # a kernel's strides have 32 bits
+WORD_END = 1 << 32  # a kernel's strides have 32 bits
 
 
 def _short(dtype: str) -> str:
@@ -411,7 +412,7 @@ def stacks_heads(problem: Problem, tile: Tile, *, are_uneven: bool = False) -> b
         return False
     bytes_of = element_bytes(problem)
     stride = max(problem.q.head * bytes_of.q, problem.out.head * bytes_of.out)
-    return problem.gqa * max(stride, problem.seqlen_q * _LSE_BYTES) < _WORD_END
+    return problem.gqa * max(stride, problem.seqlen_q * _LSE_BYTES) < WORD_END
 
 
 def _most_stacked_queries(problem: Problem, tile: Tile) -> int:
@@ -449,7 +450,7 @@ def have_same_traits(
             return False
         if seqlen_q > most_queries:
             return not traits.stacks_heads
-        return traits.stacks_heads and widest * (q[-2] + out[-2] + seqlen_q) < _WORD_END
+        return traits.stacks_heads and widest * (q[-2] + out[-2] + seqlen_q) < WORD_END
 
     return have_same
 

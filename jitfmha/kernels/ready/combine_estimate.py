@@ -1,8 +1,9 @@
-"""What it takes to combine the splits of keys, as estimates of whole calls count it."""
+"""What it takes to combine the splits of keys, as estimates of whole calls count it.
+
+``python -m jitfmha export`` translates this module to C++, as it does ``key_split.py``.
+"""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from .key_split import LAUNCH_GAP_SECONDS, KeySplit
 
@@ -14,20 +15,25 @@ _SECONDS, _SECONDS_OF_SPLIT = 2.2e-6, 0.06e-6
 _SECONDS_OF_MANY, _SECONDS_OF_ROUND = 0.01e-6, 0.8e-6
 
 
-def combine_seconds(
-    key_split: KeySplit, seqlen_q: int, num_splits: int, at_once: int | None = None
-) -> float:
-    """Of sequences of so many rows, with the gap between launches; 0 where there is one split.
-
-    ``at_once`` are the splits whose results come together, of kernels that load many.
-    """
+def combine_seconds(key_split: KeySplit, seqlen_q: int, num_splits: int) -> float:
+    """Of sequences of so many rows, with the gap between launches; 0 where there is one split."""
     if num_splits == 1:
         return 0.0
+    return _seconds(key_split, seqlen_q, num_splits, num_splits * _SECONDS_OF_SPLIT)
+
+
+def combine_many_seconds(
+    key_split: KeySplit, seqlen_q: int, num_splits: int, at_once: int
+) -> float:
+    """The same of kernels that load the results of many splits ``at_once``."""
+    if num_splits == 1:
+        return 0.0
+    rounds = (num_splits - 1) // at_once
+    of_splits = num_splits * _SECONDS_OF_MANY + rounds * _SECONDS_OF_ROUND
+    return _seconds(key_split, seqlen_q, num_splits, of_splits)
+
+
+def _seconds(key_split: KeySplit, seqlen_q: int, num_splits: int, of_splits: float) -> float:
     # There is room for whole tiles, of which the rows that there are take time.
-    floats = replace(key_split, ts_qo=1).workspace_floats(seqlen_q, num_splits)
-    results = 4 * floats * key_split.byte_seconds
-    of_splits = num_splits * _SECONDS_OF_SPLIT
-    if at_once is not None:
-        rounds = (num_splits - 1) // at_once
-        of_splits = num_splits * _SECONDS_OF_MANY + rounds * _SECONDS_OF_ROUND
+    results = 4 * key_split.floats_of_rows(seqlen_q, num_splits) * key_split.byte_seconds
     return LAUNCH_GAP_SECONDS + _SECONDS + of_splits + results

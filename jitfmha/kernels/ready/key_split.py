@@ -118,5 +118,8 @@ class KeySplit:
 
         Two lanes have a query's columns, 16 of every 32: its maximum and sum are there twice.
         """
-        rows = self.sequences * -(-seqlen_q // self.ts_qo) * self.ts_qo
-        return rows * num_splits * (-(-self.hdim_v // 32) * 32 + 4)
+        return self.floats_of_rows(-(-seqlen_q // self.ts_qo) * self.ts_qo, num_splits)
+
+    def floats_of_rows(self, rows: int, num_splits: int) -> int:
+        """The same of so many rows of each sequence, without those that fill a tile."""
+        return self.sequences * rows * num_splits * (-(-self.hdim_v // 32) * 32 + 4)

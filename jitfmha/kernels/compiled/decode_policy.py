@@ -1,0 +1,210 @@
+"""What decides about calls of few rows: the rows of a workgroup, and the splits of their keys.
+
+``python -m jitfmha export`` translates this module to C++, so it keeps to the Python that
+``jitfmha/export/translation.py`` knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...amd.chips import Arch
+from ..ready.combine_estimate import combine_many_seconds
+from ..ready.key_split import MOST_SPLITS, ONE_SPLIT, KeySplit, Splits
+
+BLOCK_ROWS = 16
+DECODE_WAVES = 4
+_MOST_QUERIES = 16
+_MOST_ROWS = 128
+# Of rows. A wave has all of them, and what it makes of them, in its registers.
+_MOST_BLOCKS, _MOST_WIDE_BLOCKS, WIDE_HDIM = 4, 2, 128
+_UNDIVIDED_BLOCKS = 2  # with as many, keys take longer to come than to be attended to
+# What a compute unit draws from HBM at most while others are idle, in bytes a second, by the cost
+# model: mostly 57e9 to 108e9 on gfx942 and 74e9 to 143e9 on gfx950; what leaves some to spare is
+# counted. Of wide rows that are in no pages it is 69e9 and 106e9 at least, and where so many units
+# are enough no keys are split.
+# Of 8-bit numbers, which become others, less: from 32e9 and 50e9 on. Of integers in wide pages from
+# 40e9 on and 57e9, of fp8 beside fp16 28e9 and 46e9; of narrow integers 33e9 and 48e9, or in wide
+# pages 28e9 and 40e9. Least where there is as much to do for few bytes, or each key is looked up:
+# 21e9 to 28e9, and 29e9 to 38e9.
+_MOST_OF_UNIT = 65e9
+_MOST_OF_WIDE_ROWS: dict[Arch, float] = {"gfx942": 65e9, "gfx950": 100e9}
+_MOST_OF_8_BIT_UNIT: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 60e9}
+_MOST_OF_INTEGERS_IN_PAGES: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 57e9}
+_MOST_OF_NARROW_INTEGERS: dict[Arch, float] = {"gfx942": 33e9, "gfx950": 48e9}
+_MOST_OF_SLOW_UNIT: dict[Arch, float] = {"gfx942": 20e9, "gfx950": 30e9}
+# Of workgroups of eight waves, which do more for it.
+_MOST_OF_EIGHT_WAVES: dict[Arch, float] = {"gfx942": 36e9, "gfx950": 56e9}
+_NARROW_HDIM = 64
+# Fewer key tiles for a split would leave each wave of a workgroup less than two.
+_LEAST_STREAMED_TILES = 8
+# The splits that waves of the decode kernels combine at once, of narrow rows (kMostAtOnce in
+# csrc_templates/amd/decode_fwd.hip.in).
+_COMBINED_AT_ONCE = 64
+# As many leading bits of a number of key tiles decide about splits.
+_LEADING = 1 << 4
+_MOST_BITS = 31
+
+
+def most_blocks(widest: int) -> int:
+    """How many blocks of 16 rows a workgroup has at most."""
+    return _MOST_BLOCKS if widest <= WIDE_HDIM else _MOST_WIDE_BLOCKS
+
+
+def decode_blocks(queries: int, rows_of_query: int, widest: int, have_units_idle: bool) -> int:
+    """How many blocks of 16 rows a workgroup has; 0 where the rows are too many.
+
+    Where units would be idle, two workgroups have half of more than 32 rows each: less to compute
+    for each key, and the second one finds the keys of the first in the L2 cache that they share.
+    """
+    rows = queries * rows_of_query
+    if queries > _MOST_QUERIES or rows > _MOST_ROWS:
+        return 0
+    most = most_blocks(widest)
+    blocks = 1
+    for _ in range(_MOST_BLOCKS):
+        if rows > blocks * BLOCK_ROWS and blocks < most:
+            blocks *= 2
+    is_one = rows <= blocks * BLOCK_ROWS
+    return blocks // 2 if blocks > _UNDIVIDED_BLOCKS and is_one and have_units_idle else blocks
+
+
+class StreamedKeys(NamedTuple):
+    """What calls of few rows read.
+
+    Attributes:
+        number_bytes: of a key's, and a value's, number.
+        are_fp8, are_integers: what these are, where they have 8 bits.
+        is_fp16: whether queries are.
+        page_rows: keys of a page; 0 where they are in none.
+    """
+
+    number_bytes: int
+    are_fp8: bool
+    are_integers: bool
+    is_fp16: bool
+    hdim_q: int
+    hdim_v: int
+    page_rows: int
+    has_packed_pages: bool
+
+    def most_of_unit(self, arch: Arch, ts_kv: int, waves: int) -> float:
+        """What a compute unit draws at most of such keys and values."""
+        if self.number_bytes > 1:
+            return _MOST_OF_UNIT
+        if waves > DECODE_WAVES:
+            return _MOST_OF_EIGHT_WAVES[arch]
+        # Those of fp8 become others in fewer instructions than integers, but for fp16.
+        is_quick = self.are_fp8 and not self.is_fp16
+        is_narrow = max(self.hdim_q, self.hdim_v) <= _NARROW_HDIM
+        is_paged = self.page_rows > 0
+        # A tile lies in one page or two, unless these are small.
+        half_tile = ts_kv // 2
+        looks_up_keys = self.page_rows // half_tile * half_tile != self.page_rows
+        if self.has_packed_pages or looks_up_keys:
+            return _MOST_OF_SLOW_UNIT[arch]
+        if is_narrow and self.are_integers and not is_paged:
+            return _MOST_OF_NARROW_INTEGERS[arch]
+        if is_narrow and (is_paged or not is_quick):
+            return _MOST_OF_SLOW_UNIT[arch]
+        if is_paged and not is_quick:
+            return _MOST_OF_INTEGERS_IN_PAGES[arch]
+        return _MOST_OF_8_BIT_UNIT[arch]
+
+
+@dataclass(frozen=True)
+class StreamedSplits:
+    """The splits of calls that memory bounds, of one kernel.
+
+    Attributes:
+        rows_of_query: query heads that are rows of the same tiles.
+        tile_bytes: of a tile of keys and its values.
+        streamed: bytes a second that HBM gives the GPU.
+        enough: workgroups without which HBM is idle.
+        enough_unsplit: the same where keys are not split.
+    """
+
+    key_split: KeySplit
+    rows_of_query: int
+    tile_bytes: int
+    streamed: float
+    enough: float
+    enough_unsplit: float
+
+    @classmethod
+    def of(
+        cls,
+        key_split: KeySplit,
+        keys: StreamedKeys,
+        rows_of_query: int,
+        arch: Arch,
+        ts_kv: int,
+        waves: int,
+        streamed: float,
+    ) -> StreamedSplits:
+        """Take what decides from a kernel's split, and what its calls read."""
+        tile_bytes = ts_kv * (keys.hdim_q + keys.hdim_v) * keys.number_bytes
+        most = keys.most_of_unit(arch, ts_kv, waves)
+        is_wide = min(keys.hdim_q, keys.hdim_v) >= WIDE_HDIM and keys.page_rows == 0
+        most_unsplit = _MOST_OF_WIDE_ROWS[arch] if is_wide and keys.number_bytes > 1 else most
+        enough_unsplit = streamed / most_unsplit
+        return cls(key_split, rows_of_query, tile_bytes, streamed, streamed / most, enough_unsplit)
+
+    def splits(self, seqlen_q: int, tiles: int) -> Splits:
+        """Choose the number with which the last workgroup ends first, and its part is combined."""
+        split = self.key_split
+        workgroups = split.sequences * self.row_tiles(seqlen_q)
+        counted = rounded_tiles(tiles)
+        most = min(counted // _LEAST_STREAMED_TILES, MOST_SPLITS)
+        if workgroups == 0 or most < 2:
+            return ONE_SPLIT
+        enough = int(self.enough * self.row_tiles(seqlen_q))
+        num_splits = 1
+        least = self.seconds(seqlen_q, counted, 1)
+        for i in range(5):
+            count = _COMBINED_AT_ONCE
+            if i == 0:
+                count = -(-enough // workgroups)
+            if i >= 2:
+                count = max((i - 1) * split.slots // workgroups, 1)
+            count = min(count, most)
+            seconds = self.seconds(seqlen_q, counted, count)
+            if seconds < least:
+                num_splits = count
+                least = seconds
+        if num_splits == 1:
+            return ONE_SPLIT
+        rows = seqlen_q * self.rows_of_query
+        return Splits(num_splits, split.workspace_floats(rows, num_splits))
+
+    def row_tiles(self, seqlen_q: int) -> int:
+        """Tiles of a sequence's rows, which read the same: HBM gives one of them a share."""
+        return -(-seqlen_q * self.rows_of_query // self.key_split.ts_qo)
+
+    def seconds(self, seqlen_q: int, tiles: int, num_splits: int) -> float:
+        """What a call takes whose keys are split so."""
+        split = self.key_split
+        row_tiles = self.row_tiles(seqlen_q)
+        count = split.sequences * row_tiles * num_splits
+        rounds = count // split.slots
+        rest = count - rounds * split.slots
+        least = (self.enough if num_splits > 1 else self.enough_unsplit) * row_tiles
+        busy = rounds * split.slots + (max(rest, least) if rest > 0 else 0)
+        bytes_of_all = split.sequences * tiles * self.tile_bytes
+        streamed = bytes_of_all / self.streamed * busy / count
+        return streamed + self.combine_seconds(seqlen_q, num_splits)
+
+    def combine_seconds(self, seqlen_q: int, num_splits: int) -> float:
+        """What it takes to combine them."""
+        rows = seqlen_q * self.rows_of_query
+        return combine_many_seconds(self.key_split, rows, num_splits, _COMBINED_AT_ONCE)
+
+
+def rounded_tiles(tiles: int) -> int:
+    """As many for a while, so that a decode loop finds its splits: rounded up in leading bits."""
+    step = 1
+    for _ in range(_MOST_BITS):
+        if tiles >= step * _LEADING:
+            step *= 2
+    return -(-tiles // step) * step
