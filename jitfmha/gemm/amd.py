@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -14,10 +13,9 @@ from .. import jit
 from ..amd.chips import Arch, architecture
 from ..amd.kernel_arguments import DEVICE
 from ..kernels.compiled.device_spec import device_spec
-from ..kernels.launcher import Launcher, typed_library
+from ..kernels.struct_launcher import StructLauncher
 from ..planning.target import AmdTarget
 from ..problem.dtypes import BF8_NAMES, DTYPE_NAMES, FP8_NAMES
-from ..rows.amd import launcher_spec
 from .problem import FP8, MatmulArguments, Product
 from .structs import CALL, VECTOR
 
@@ -176,15 +174,11 @@ def kernel_spec(kernel: GemmKernel) -> jit.BuildSpec:
     return device_spec(kernel.name, kernel.arch, "gemm.hip", values, ("elements.h",), why)
 
 
-class _GemmLauncher(Launcher):
+class _GemmLauncher(StructLauncher):
     """Loads kernels of a device and launches them."""
 
     def __init__(self, target: AmdTarget) -> None:
-        self._target = target
-        self._library = typed_library(launcher_spec())
-        self.entry = self._library.jitfmha_rows
-        counts, bytes_of_call = (ctypes.c_int64,) * 3, (ctypes.c_char_p, ctypes.c_size_t)
-        self.entry.argtypes = [ctypes.c_void_p, *counts, ctypes.c_void_p, *bytes_of_call]
+        super().__init__(target)
         self._loaded: dict[GemmKernel, int] = {}
 
     def launch(
@@ -194,18 +188,9 @@ class _GemmLauncher(Launcher):
             spec = kernel_spec(kernel)
             names = spec.artifact_name, kernel.name, f"{kernel.name}_combine"
             self._loaded[kernel] = self.load(jit.read(spec), kernel.tile.threads, *names)
-        target = self._target
-        stream = target.runtime.current_stream(target.device_index)
         blocks = kernel.tile.blocks_of_wave if work.sharing else 0
         counts = work.whole + work.sharing, work.shared, blocks
-        given = self._loaded[kernel], *counts, stream, packed, len(packed)
-        if target.runtime.launching is None:
-            status = self.entry(*given)
-        else:
-            with target.runtime.launching(tensors):
-                status = self.entry(*given)
-        if status:
-            raise self.error(status)
+        self.start(self._loaded[kernel], counts, packed, tensors)
 
 
 def _vector(x: Tensor | None, shape: Sequence[int]) -> Tensor | None:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ..problem.checks import check_layout, not_a_tensor
+from ..problem.checks import check_all_beside, not_a_tensor
 from ..problem.dtypes import BF8_NAMES, FP8_NAMES
 
 Activation = Literal["relu", "gelu", "silu"]
@@ -63,14 +63,10 @@ def product_of(arguments: MatmulArguments) -> Product:
     """
     a, b, bias, scale_a, scale_b, activation, _ = arguments
     names = ("a", "b", "bias", "scale_a", "scale_b")
-    for name, tensor in zip(names, arguments[:5], strict=True):
-        if tensor is None and name not in ("a", "b"):
-            continue
-        if not isinstance(tensor, Tensor):
-            raise not_a_tensor(name, tensor)
-        check_layout(name, tensor)
-        if tensor.device != a.device:
-            raise ValueError(f"{name} is on {tensor.device}, a is on {a.device}; use one device")
+    for name, x in (("a", a), ("b", b)):
+        if not isinstance(x, Tensor):
+            raise not_a_tensor(name, x)
+    check_all_beside(zip(names, arguments[:5], strict=True))
     if a.dtype not in OUT_DTYPES:
         raise NotImplementedError(
             f"a has dtype {a.dtype}; products are served of {', '.join(map(str, OUT_DTYPES))}"

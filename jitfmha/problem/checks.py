@@ -210,6 +210,24 @@ def check_layout(name: str, x: Tensor) -> None:
         raise TypeError(f"{name} has layout {x.layout}; only torch.strided is served")
 
 
+def check_all_beside(named: Iterable[tuple[str, Tensor | None]]) -> None:
+    """Raise ``TypeError`` or ``ValueError`` where one is no tensor, has a layout that is not
+    served, or is on another device than the first. None is passed over.
+    """
+    first: tuple[str, Tensor] | None = None
+    for name, x in named:
+        if x is None:
+            continue
+        if not isinstance(x, Tensor):
+            raise not_a_tensor(name, x)
+        check_layout(name, x)
+        first = first or (name, x)
+        if x.device != first[1].device:
+            raise ValueError(
+                f"{name} is on {x.device}, {first[0]} is on {first[1].device}; use one device"
+            )
+
+
 def check_last_dimension(name: str, x: Tensor) -> None:
     """Raise ``ValueError`` where the last dimension is not contiguous."""
     if x.shape[-1] > 1 and x.stride(-1) != 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from .. import jit
 from ..amd.chips import Arch, architecture
 from ..amd.kernel_arguments import DEVICE
 from ..kernels.compiled.device_spec import device_spec
-from ..kernels.launcher import Launcher, typed_library
+from ..kernels.struct_launcher import StructLauncher
 from ..planning.target import AmdTarget
 from ..problem.dtypes import DTYPE_BYTES, FP8_NAMES
 from ..problem.problem import Direction
@@ -115,58 +114,7 @@ def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
     return device_spec(kernel.name, kernel.arch, template, values, headers, why)
 
 
-@cache
-def launcher_spec() -> jit.BuildSpec:
-    """The source and the flags of the launcher, which is the same for all kernels."""
-    template = "amd/launcher/rows.cpp.in"
-    origin = {"origin": f"Rendered from csrc_templates/{template}."}
-    return jit.BuildSpec(
-        name="amd_rows",
-        sources={
-            "rows.cpp": jit.render(template, origin),
-            "runtime.h": jit.render("amd/launcher/runtime.h", {}),
-        },
-        cflags=("-std=c++17", "-O2", "-fvisibility=hidden"),
-        ldflags=("-ldl",),
-        why="the first call over rows on an AMD GPU",
-    )
-
-
-class RowLauncher(Launcher):
-    """What launches kernels that take a packed struct by value."""
-
-    def __init__(self, target: AmdTarget) -> None:
-        self._target = target
-        self._library = typed_library(launcher_spec())
-        self.entry = self._library.jitfmha_rows
-        counts, bytes_of_call = (ctypes.c_int64,) * 3, (ctypes.c_char_p, ctypes.c_size_t)
-        self.entry.argtypes = [ctypes.c_void_p, *counts, ctypes.c_void_p, *bytes_of_call]
-        self.launching = target.runtime.launching
-
-    def start(
-        self,
-        kernel: int,
-        counts: tuple[int, int, int],
-        packed: bytes,
-        tensors: Sequence[Tensor | None],
-    ) -> None:
-        """Start the kernel on the current stream, with workgroups as launcher/rows.cpp.in has them.
-
-        Raises ``jitfmha.HipError`` where the HIP runtime refuses it.
-        """
-        target = self._target
-        stream = target.runtime.current_stream(target.device_index)
-        given = kernel, *counts, stream, packed, len(packed)
-        if self.launching is None:
-            status = self.entry(*given)
-        else:
-            with self.launching(tensors):
-                status = self.entry(*given)
-        if status:
-            raise self.error(status)
-
-
-class AmdRows(RowLauncher):
+class AmdRows(StructLauncher):
     """The kernels of calls that differ in the addresses of their tensors alone."""
 
     def __init__(

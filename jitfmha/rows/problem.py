@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ..problem.checks import check_layout, not_a_tensor
+from ..problem.checks import check_all_beside, not_a_tensor
 from ..problem.dtypes import DTYPE_NAMES, FP8_NAMES, TORCH_DTYPES
 
 Kind = Literal["softmax", "rms_norm", "layer_norm"]
@@ -70,14 +70,9 @@ def traits_of(arguments: RowArguments) -> RowTraits:
     kind, x, residual, weight, bias, eps, out_dtype = arguments
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}; choose one of {', '.join(KINDS)}")
-    for name, tensor in (("x", x), ("residual", residual), ("weight", weight), ("bias", bias)):
-        if tensor is None and name != "x":
-            continue
-        if not isinstance(tensor, Tensor):
-            raise not_a_tensor(name, tensor)
-        check_layout(name, tensor)
-        if tensor.device != x.device:
-            raise ValueError(f"{name} is on {tensor.device}, x is on {x.device}; use one device")
+    if not isinstance(x, Tensor):
+        raise not_a_tensor("x", x)
+    check_all_beside((("x", x), ("residual", residual), ("weight", weight), ("bias", bias)))
     if x.dtype not in ROW_DTYPES:
         raise NotImplementedError(
             f"x has dtype {x.dtype}; rows are served in float32, bfloat16 and float16"

@@ -10,9 +10,10 @@ from ... import jit
 from ...amd.chips import Arch, architecture
 from ...amd.kernel_arguments import DEVICE
 from ...kernels.compiled.device_spec import device_spec
+from ...kernels.struct_launcher import StructLauncher
 from ...planning.target import AmdTarget
 from ...problem.dtypes import FP8_NAMES
-from ..amd import ELEMENTS, LARGEST, LOAD_BYTES, RowLauncher
+from ..amd import ELEMENTS, LARGEST, LOAD_BYTES
 from .problem import MOST_NUMBER, N_TENSORS, HeadArguments, HeadTraits
 from .structs import cpp
 
@@ -99,7 +100,7 @@ class Loaded(NamedTuple):
     blocks: tuple[int, ...]
 
 
-class AmdHeads(RowLauncher):
+class AmdHeads(StructLauncher):
     """The kernels of calls that differ in the addresses of their tensors alone."""
 
     def __init__(self, traits: HeadTraits, target: AmdTarget, arguments: HeadArguments) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...problem.checks import check_last_dimension, check_layout, describe, not_a_tensor
+from ...problem.checks import check_all_beside, check_last_dimension, describe
 from ...problem.dtypes import DTYPE_NAMES, FP8_NAMES
 from ...problem.memory import overlaps_itself
 from ...problem.packed_pages import (
@@ -102,14 +102,7 @@ def traits_of(arguments: HeadArguments) -> HeadTraits:
         NotImplementedError: nothing serves the call.
     """
     first = arguments.first
-    for name, x in zip(arguments._fields, arguments.tensors, strict=False):
-        if x is None:
-            continue
-        if not isinstance(x, Tensor):
-            raise not_a_tensor(name, x)
-        check_layout(name, x)
-        if x.device != first.device:
-            raise ValueError(f"{name} is on {x.device}, q is on {first.device}; use one device")
+    check_all_beside(zip(arguments._fields, arguments.tensors, strict=False))
     _check_heads(arguments, first)
     weights = _check_weights(arguments, first)
     tables = _check_tables(arguments, first)
