@@ -108,6 +108,10 @@ def imported_by(*argv: str) -> set[str]:
         (("bench", "--shapes", _SHAPE, "--quick"), "--quick"),
         (("bench", "--shapes", _SHAPE, "seqlen=3,dtype=fp16", "--roofline", "x.png"), "fp16, fp32"),
         (("bench", "--csv", "x.csv"), "'x.csv'"),
+        (("bench", "--suite", "memory", "-M", "3"), "-M is not for --suite memory"),
+        (("bench", "--suite", "gemm", "-M", "3"), "needs -N and -K"),
+        (("bench", "--suite", "rows", "-M", "8..3", "-N", "3"), "'8..3'"),
+        (("bench", "--shapes", _SHAPE, "-M", "3"), "-M, -N and -K"),
         (("bench", "--suite", "memory", "--device", "cpu"), "'cpu'"),
         (("explain", "--mask", "diagonal"), "mask='diagonal'"),
         (("explain", "--hdim", "577"), "577"),
@@ -415,8 +419,14 @@ def test_demo_says_when_the_launcher_was_in_the_cache(capsys):
 @pytest.mark.parametrize(("measured", "code"), [(1.5, 0), (1.3, 1)])
 def test_bench_exit_code_follows_the_bars(run, monkeypatch, measured, code):
     def suite(
-        name: str, *, quick: bool, progress: Callable[[str], None], threads: int | None
+        name: str,
+        *,
+        quick: bool,
+        progress: Callable[[str], None],
+        threads: int | None,
+        shapes: list[tuple[int, ...]],
     ) -> Report:
+        assert shapes == []
         progress("under way")
         report = Report(name, {"extent": "quick" if quick else "full", "threads": str(threads)})
         report.at_least("speed", measured, 1.4, "x")
@@ -433,6 +443,22 @@ def test_bench_exit_code_follows_the_bars(run, monkeypatch, measured, code):
     assert as_json.json["met"] == (code == 0)
     assert as_json.json["machine"] == {"extent": "quick", "threads": "16"}
     assert [row["met"] for row in as_json.json["rows"]] == [code == 0, True]
+
+
+@pytest.mark.parametrize(
+    ("flags", "shapes"),
+    [
+        (("rows", "-M", "3", "-N", "5,16..64"), ["3x5", "3x16", "3x32", "3x64"]),
+        (("gemm", "-M", "3", "-N", "5", "-K", "7,8"), ["3 x 5 x 7", "3 x 5 x 8"]),
+    ],
+)
+def test_bench_sweeps(run, flags, shapes):
+    result = run("bench", "--quick", "--json", "--suite", *flags)
+    assert result.code == 0
+    assert result.json["rows"] == []  # bars are for the suite's own shapes
+    figures = [each["what"] for each in result.json["figures"]]
+    assert all(any(shape in figure for figure in figures) for shape in shapes)
+    assert all(any(shape in figure for shape in shapes) for figure in figures)
 
 
 @pytest.mark.parametrize("flags", [("--threads", "0"), ("--suite", "cache", "--threads", "2")])

@@ -10,6 +10,7 @@ alternate, because a shared machine drifts; a result is checked before it is tim
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,13 +22,15 @@ from .report import Progress, Report, Suite, SuiteNotAvailable
 class SuiteInTheList:
     """A suite before it is imported: what it measures, and for how long on two cores of a server.
 
-    ``from_checkout`` ones are among the test rigs, which no wheel carries.
+    ``from_checkout`` ones are among the test rigs, which no wheel carries. ``sizes`` are the names
+    of those that a shape of the suite has, where shapes may be given.
     """
 
     what: str
     minutes: float
     quick_minutes: float
     from_checkout: bool = True
+    sizes: str = ""
 
 
 SUITES = {
@@ -43,9 +46,13 @@ SUITES = {
         "softmax, RMSNorm and LayerNorm over rows on the CPU against torch's",
         *(2, 0.3),
         from_checkout=False,
+        sizes="MN",
     ),
     "gemm": SuiteInTheList(
-        "products of matrices on the CPU against torch's", *(0.7, 0.1), from_checkout=False
+        "products of matrices on the CPU against torch's",
+        *(0.7, 0.1),
+        from_checkout=False,
+        sizes="MNK",
     ),
     "emulator": SuiteInTheList(
         "how fast the emulator executes, what its checks cost, and its build", 6, 1
@@ -84,12 +91,26 @@ def suite(name: str) -> Suite:
     return run
 
 
-def run_suite(name: str, *, quick: bool, progress: Progress, threads: int | None = None) -> Report:
+def run_suite(
+    name: str,
+    *,
+    quick: bool,
+    progress: Progress,
+    threads: int | None = None,
+    shapes: Sequence[tuple[int, ...]] = (),
+) -> Report:
     """Run one suite of ``SUITES``; ``quick`` measures a part of it, in seconds.
 
     ``progress`` gets a line for each step, and ``threads`` is for the suite ``cpu`` alone (None:
-    2). Raises ``RuntimeError`` for a wrong result, and as :func:`suite` does.
+    2). ``shapes`` are measured in place of those that the bars are for, by suites whose shapes have
+    ``sizes``. Raises ``RuntimeError`` for a wrong result, and as :func:`suite` does.
     """
+    if shapes:
+        if not SUITES[name].sizes:
+            raise ValueError(f"the suite {name!r} has shapes of its own, got shapes={shapes}")
+        run = import_module(f".{name}", __name__).run
+        report: Report = run(quick, progress, shapes)
+        return report
     if threads is None:
         return suite(name)(quick, progress)
     if name != "cpu":

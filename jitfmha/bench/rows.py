@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -24,8 +24,11 @@ _LEAST_MEAN, _LEAST_ANY = 1.2, 0.95
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.02}
 
 
-def run(quick: bool, progress: Progress) -> Report:
-    """Measure with torch's threads; the bars are ratios of times to those of torch's functions."""
+def run(quick: bool, progress: Progress, given: Sequence[tuple[int, ...]] = ()) -> Report:
+    """Measure with torch's threads; the bars are ratios of times to those of torch's functions.
+
+    They are for the suite's own shapes: of ``given`` ones, rows and columns, there are figures.
+    """
     report = Report(
         "rows",
         {
@@ -36,7 +39,7 @@ def run(quick: bool, progress: Progress) -> Report:
     )
     shapes, dtypes = (_QUICK_SHAPES, _DTYPES[:2]) if quick else (_SHAPES, _DTYPES)
     ratios: dict[str, list[float]] = {}
-    for shape, dtype in product(shapes, dtypes):
+    for shape, dtype in product(given or shapes, dtypes):
         for what, moved, ours, theirs in _pairs(shape, dtype):
             for one, other in zip(ours(), theirs(), strict=True):
                 bound = _TOLERANCE[dtype] * (1 + float(other.abs().max()))
@@ -47,7 +50,7 @@ def run(quick: bool, progress: Progress) -> Report:
             gbytes = moved / times.best(0) / 1e9
             report.figure(name, gbytes, f"GB/s, {times.ratio(1, 0):.2f}x torch")
             progress(f"{name}: {times.ratio(1, 0):.2f}x")
-    for what, each in ratios.items():
+    for what, each in () if given else ratios.items():
         mean = math.exp(sum(map(math.log, each)) / len(each))
         report.at_least(f"{what}: geometric mean over torch's", mean, _LEAST_MEAN, "x")
         report.at_least(f"{what}: lowest over torch's", min(each), _LEAST_ANY, "x")
@@ -58,7 +61,7 @@ _Results = Callable[[], tuple[Tensor, ...]]
 
 
 def _pairs(
-    shape: tuple[int, int], dtype: torch.dtype
+    shape: tuple[int, ...], dtype: torch.dtype
 ) -> Iterator[tuple[str, int, _Results, _Results]]:
     """What it is, the bytes that it reads and writes, and both ways to compute it."""
     x, residual, dout = (torch.randn(shape).to(dtype) for _ in range(3))

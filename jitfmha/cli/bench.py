@@ -7,6 +7,7 @@ import csv
 import io
 import time
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
             "--threads must be at least 1, and is for --suite cpu alone; got "
             f"{args.threads} and {args.suite!r}"
         )
-    suite = SUITES[args.suite]
+    suite, shapes = SUITES[args.suite], _shapes_of_suite(args)
     usual = 60 * (suite.quick_minutes if args.quick else suite.minutes)
     with ProgressBar(usual) as bar:
         start = time.monotonic()
@@ -48,7 +49,13 @@ def run(args: argparse.Namespace) -> int:
             bar.reach(time.monotonic() - start)
 
         try:
-            report = run_suite(args.suite, quick=args.quick, progress=step, threads=args.threads)
+            report = run_suite(
+                args.suite,
+                quick=args.quick,
+                progress=step,
+                threads=args.threads,
+                shapes=shapes,
+            )
         except SuiteNotAvailable as error:
             raise UsageError(str(error)) from None
     if args.json:
@@ -58,9 +65,24 @@ def run(args: argparse.Namespace) -> int:
     return OK if report.met else FAILED
 
 
+def _shapes_of_suite(args: argparse.Namespace) -> list[tuple[int, ...]]:
+    """All that -M, -N and -K make together; none where none of them is given."""
+    sizes, given = SUITES[args.suite].sizes, [name for name in "MNK" if getattr(args, name)]
+    for name in given:
+        if name not in sizes:
+            raise UsageError(f"-{name} is not for --suite {args.suite}")
+    if not given:
+        return []
+    if missing := [f"-{name}" for name in sizes if name not in given]:
+        raise UsageError(f"--suite {args.suite} needs {' and '.join(missing)}, too")
+    return list(product(*(getattr(args, name) for name in sizes)))
+
+
 def _run_shapes(args: argparse.Namespace) -> int:
     if args.quick or args.threads is not None:
         raise UsageError("--quick and --threads are for suites, not for --shapes")
+    if args.M or args.N or args.K:
+        raise UsageError("-M, -N and -K are for --suite rows and gemm, not for --shapes")
     seconds = 2.0 if args.seconds is None else args.seconds
     if not 0 <= seconds <= 3600:
         raise UsageError(f"--seconds must be from 0 to 3600, got {args.seconds}")

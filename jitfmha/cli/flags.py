@@ -501,6 +501,9 @@ def _add_bench(commands: Any) -> None:
     flag("--quick", action="store_true", help="only a part of the suite, for a first impression")
     threads = "of both sides in the suite cpu (default: 2)"
     flag("--threads", type=int, metavar="N", help=threads)
+    for name, what_it_is in (("M", "rows"), ("N", "columns"), ("K", "what products sum over")):
+        of = f"with --suite rows or gemm, measured in place of its shapes: {what_it_is}, such as "
+        flag(f"-{name}", type=_sweep, metavar="SIZES", help=f"{of}4096, 512,1000 or 256..8192")
     flag(
         "--peers",
         nargs="*",
@@ -524,6 +527,22 @@ def _add_bench(commands: Any) -> None:
         help="with --shapes: draw speed over operations per byte there, below what the device's "
         "memory and torch.mm give, which are measured first",
     )
+
+
+def _sweep(text: str) -> tuple[int, ...]:
+    """Sizes with commas between them; ``a..b`` doubles from a up to b."""
+    sizes: list[int] = []
+    for part in text.split(","):
+        ends = [int(end) if end.isascii() and end.isdecimal() else 0 for end in part.split("..")]
+        if len(ends) > 2 or not 0 < ends[0] <= ends[-1] < 1 << 31:
+            raise argparse.ArgumentTypeError(
+                f"{part!r} of {text!r} is no size, nor two as 256..8192"
+            )
+        size = ends[0]
+        while size <= ends[-1]:
+            sizes.append(size)
+            size *= 2
+    return tuple(sizes)
 
 
 def _suites_in_words() -> str:
