@@ -12,7 +12,7 @@ from packed_calls import RAGGED, packed
 from refusals import refused
 from score_features import FEATURES, Shape
 from torch import Tensor
-from untyped import explain, flash_attn_with_kvcache, fmha_fwd, warmup
+from untyped import explain, fmha_fwd, warmup
 
 from jitfmha import emulate
 from jitfmha.cli import main
@@ -148,9 +148,6 @@ def test_refusals():
         fmha_fwd(q.requires_grad_(), k, k)
     with emulate("gfx942"), refused(NotImplementedError, "gfx942", "fp8_e4m3fn"):
         fmha_fwd(q.detach(), k, k)
-    new = torch.zeros(1, 1, 2, 8).bfloat16()
-    with refused(TypeError, "k has dtype torch.bfloat16", "k_cache", "float8_e4m3fn"):
-        flash_attn_with_kvcache(q.detach(), k, k, new, new, cache_seqlens=3)
 
 
 def test_explanations_name_both_dtypes(capsys):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..gemm.interface import matmul
+from ..problem.torch_parts import int8_product
 from .report import Progress, Report
 from .timing import alternate
 
@@ -66,6 +67,6 @@ def _pair(
     """With weights ``(n, k)`` and a bias, as layers have them; int8 without one."""
     if dtype == torch.int8:
         x, weight = (torch.randint(-9, 10, size, dtype=dtype) for size in ((m, k), (n, k)))
-        return partial(matmul, x, weight.mT), lambda: torch._int_mm(x, weight.mT)
+        return partial(matmul, x, weight.mT), partial(int8_product, x, weight.mT)
     x, weight, bias = (torch.randn(size).to(dtype) for size in ((m, k), (n, k), (n,)))
     return partial(matmul, x, weight.mT, bias=bias), partial(functional.linear, x, weight, bias)

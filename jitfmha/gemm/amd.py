@@ -73,17 +73,20 @@ TILES: dict[Arch, tuple[Tile, ...]] = {
 }
 
 
-# Of fp8 and bf8 on gfx950, whose products take two chunks at once.
-_TILES_OF_PAIRS = (
-    Tile(256, 128, (4, 2), 8, 1, 1610),
-    Tile(128, 128, (2, 2), 8, 2, 1650),
-    *TILES["gfx950"][2:],
-)
+# Of fp8 and bf8, whose products take two chunks at once on gfx950.
+_TILES_OF_FP8: dict[Arch, tuple[Tile, ...]] = {
+    "gfx942": TILES["gfx942"],
+    "gfx950": (
+        Tile(256, 128, (4, 2), 8, 1, 1610),
+        Tile(128, 128, (2, 2), 8, 2, 1650),
+        *TILES["gfx950"][2:],
+    ),
+}
 
 
 def tiles_of(arch: Arch, dtype: torch.dtype) -> tuple[Tile, ...]:
     """Those that kernels for a dtype have."""
-    return _TILES_OF_PAIRS if arch == "gfx950" and dtype in FP8 else TILES[arch]
+    return (_TILES_OF_FP8 if dtype in FP8 else TILES)[arch]
 
 
 class Operand(NamedTuple):

@@ -29,6 +29,7 @@ from ..problem.features import Feature
 from ..problem.page_lists import stride_of_rows
 from ..problem.problem import Direction, GradientStrides, PlainSizes, Problem, check_pages
 from ..problem.score_features import NUMBER_FEATURES, TENSOR_FEATURES, Modifiers
+from ..problem.torch_parts import thread_pool
 from .modifiers import (
     ModifierTraits,
     address,
@@ -619,10 +620,7 @@ def _packed_keys(keys: KeyOptions, k: Tensor) -> bytes:
 def load_kernel(spec: BuildSpec) -> ctypes.CDLL:
     """The library of a kernel, which runs on torch's threads; raises as `load`."""
     library = load(spec)
-    # Of libraries that it depends on, too.
-    of_torch = ctypes.CDLL(torch._C.__file__)
-    pool = (getattr(of_torch, f"torch_{name}") for name in ("parallel_for", "get_num_threads"))
-    library.jitfmha_use_pool(*(ctypes.cast(function, ctypes.c_void_p) for function in pool))
+    library.jitfmha_use_pool(*thread_pool())
     return library
 
 

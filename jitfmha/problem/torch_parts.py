@@ -8,9 +8,11 @@ is always right, and takes longer.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import reduce
+from functools import cache, reduce
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -183,7 +185,18 @@ def current_stream(device: int) -> int:
 raw_current_stream: Callable[[int], int] = _part("_C._cuda_getCurrentRawStream", current_stream)
 
 
-# ---- Products on the CPU -------------------------------------------------------------------------
+# ---- The CPU -------------------------------------------------------------------------------------
+
+
+@cache
+def thread_pool() -> tuple[ctypes.c_void_p, ...]:
+    """The C functions of torch that run work on its threads, and tell how many there are."""
+    plain = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    # A module, by which what it depends on is found, too.
+    library = ctypes.CDLL(str(_part("_C.__file__", plain)))
+    functions = library.torch_parallel_for, library.torch_get_num_threads
+    return tuple(ctypes.cast(function, ctypes.c_void_p) for function in functions)
+
 
 # Whether torch multiplies matrices in bfloat16 quicker than their float32 copies.
 multiplies_bf16: Callable[[], bool] = _part("ops.mkldnn._is_mkldnn_bf16_supported", lambda: False)

@@ -581,6 +581,10 @@ ELSEWHERE = {
     "install_as": "../test_stand_in.py",
     "new_rng_state": "../test_dropout.py",
     **dict.fromkeys(("softmax", "rms_norm", "layer_norm"), "../test_rows.py"),
+    **dict.fromkeys(
+        ("qk_norm_rope_cache", "aiter.reshape_and_cache", "aiter.reshape_and_cache_flash"),
+        "../test_heads.py",
+    ),
     **dict.fromkeys(("matmul", "aiter.gemm_a16w16", "aiter.gemm_a8w8"), "../test_matmul.py"),
     **dict.fromkeys(
         (

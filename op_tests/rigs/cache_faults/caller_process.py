@@ -170,7 +170,8 @@ def _mount(mounts: list[list[str]]) -> None:
 
 
 def _note_loading(event: str, arguments: tuple[Any, ...], loaded: list[tuple[str, str]]) -> None:
-    if event == "ctypes.dlopen" and arguments[0] and os.path.isabs(arguments[0]):
+    is_path = event == "ctypes.dlopen" and arguments[0] and os.path.isabs(arguments[0])
+    if is_path and arguments[0] != torch._C.__file__:  # whose threads kernels are handed
         content = Path(arguments[0]).read_bytes()
         loaded.append((arguments[0], hashlib.sha256(content).hexdigest()))
 
