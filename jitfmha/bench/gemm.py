@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
+from statistics import geometric_mean
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch.nn import functional
 from ..gemm.interface import matmul
 from ..problem.torch_parts import int8_product
 from .report import Progress, Report
-from .timing import alternate
+from .timing import alternate, machine_here
 
 # m, n, k.
 _SHAPES = (
@@ -32,14 +31,7 @@ def run(quick: bool, progress: Progress, given: Sequence[tuple[int, ...]] = ()) 
 
     They are for the suite's own shapes: of ``given`` ones, m, n and k, there are figures.
     """
-    report = Report(
-        "gemm",
-        {
-            "torch": torch.__version__,
-            "threads": str(torch.get_num_threads()),
-            "load": f"{os.getloadavg()[0]:.1f} (1 minute average at the start)",
-        },
-    )
+    report = Report("gemm", machine_here())
     ratios: dict[str, list[float]] = {}
     for (m, n, k), dtype in product(given or (_QUICK_SHAPES if quick else _SHAPES), _DTYPES):
         ours, theirs = _pair(m, n, k, dtype)
@@ -56,7 +48,7 @@ def run(quick: bool, progress: Progress, given: Sequence[tuple[int, ...]] = ()) 
         report.figure(name, 2 * m * n * k / seconds / 1e9, text)
         progress(f"{name}: {times.ratio(1, 0):.2f}x")
     for kind, each in () if given else ratios.items():
-        mean = math.exp(sum(map(math.log, each)) / len(each))
+        mean = geometric_mean(each)
         report.at_least(f"{kind}: geometric mean over torch's", mean, _LEAST_MEAN, "x")
     return report
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
 import torch
 
 from .report import Progress, Report
-from .timing import alternate, finished
+from .timing import alternate, finished, machine_here
 
 _QUICK_BYTES = 256 << 20
 _BYTES = {"cpu": 1 << 30, "cuda": 4 << 30}
@@ -22,10 +21,8 @@ def run(quick: bool, progress: Progress) -> Report:
         "memory",
         {
             "device": str(device),
-            "torch": torch.__version__,
-            "threads": str(torch.get_num_threads()),
             "block": f"{size >> 20} MiB",
-            "load": f"{os.getloadavg()[0]:.1f} (1 minute average at the start)",
+            **machine_here(),
         },
     )
     for what, gigabytes in bandwidths(device, size, seconds=1.0 if quick else 6.0).items():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
+from statistics import geometric_mean
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.nn import functional
 
 from ..rows.interface import layer_norm, rms_norm, softmax
 from .report import Progress, Report
-from .timing import alternate
+from .timing import alternate, machine_here
 
 _SHAPES = ((16, 128), (512, 64), (1024, 1000), (4096, 128), (2048, 4096), (64, 131072))
 _QUICK_SHAPES = ((512, 64), (512, 4096))
@@ -29,14 +28,7 @@ def run(quick: bool, progress: Progress, given: Sequence[tuple[int, ...]] = ()) 
 
     They are for the suite's own shapes: of ``given`` ones, rows and columns, there are figures.
     """
-    report = Report(
-        "rows",
-        {
-            "torch": torch.__version__,
-            "threads": str(torch.get_num_threads()),
-            "load": f"{os.getloadavg()[0]:.1f} (1 minute average at the start)",
-        },
-    )
+    report = Report("rows", machine_here())
     shapes, dtypes = (_QUICK_SHAPES, _DTYPES[:2]) if quick else (_SHAPES, _DTYPES)
     ratios: dict[str, list[float]] = {}
     for shape, dtype in product(given or shapes, dtypes):
@@ -51,7 +43,7 @@ def run(quick: bool, progress: Progress, given: Sequence[tuple[int, ...]] = ()) 
             report.figure(name, gbytes, f"GB/s, {times.ratio(1, 0):.2f}x torch")
             progress(f"{name}: {times.ratio(1, 0):.2f}x")
     for what, each in () if given else ratios.items():
-        mean = math.exp(sum(map(math.log, each)) / len(each))
+        mean = geometric_mean(each)
         report.at_least(f"{what}: geometric mean over torch's", mean, _LEAST_MEAN, "x")
         report.at_least(f"{what}: lowest over torch's", min(each), _LEAST_ANY, "x")
     return report

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
 import torch
+
+
+def machine_here() -> dict[str, str]:
+    """What times here depend on, as reports tell it."""
+    return {
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+        "load": f"{os.getloadavg()[0]:.1f} (1 minute average at the start)",
+    }
 
 
 @dataclass(frozen=True)

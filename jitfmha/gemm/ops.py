@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..call.pytorch.autocast import dtype_of_region
 from ..call.pytorch.flop_count import join_flop_counters
@@ -21,9 +20,9 @@ from ..problem.torch_parts import (
     SingleLevelFunction,
     apply_at_one_level,
     below_autograd,
-    has_autograd_kernels,
-    has_forward_mode,
     is_watched,
+    refuse_tangents,
+    register_autograd,
     without_autocast,
 )
 from .problem import FLOATS, MatmulArguments, product_of
@@ -133,27 +132,14 @@ class _Matmul(SingleLevelFunction):  # type: ignore[misc]
 
 
 def _at_autograd(*given: Any) -> Tensor:
-    for x in given:
-        if isinstance(x, Tensor) and has_forward_mode() and _has_tangent(x):
-            raise NotImplementedError(
-                f"a tensor of shape {tuple(x.shape)} carries a forward-mode tangent, and matmul "
-                "has no forward-mode derivative"
-            )
+    named = ((f"a tensor of shape {tuple(x.shape)}", x) for x in given if isinstance(x, Tensor))
+    refuse_tangents(named, "matmul has")
     has_grad = torch.is_grad_enabled() and requires_any_grad(*given)
     out: Tensor = apply_at_one_level(_Matmul, given) if has_grad else _Matmul.forward(*given)
     return out
 
 
-def _has_tangent(x: Tensor) -> bool:
-    return forward_ad.unpack_dual(x).tangent is not None
-
-
-if has_autograd_kernels:
-    _library.impl("matmul", _at_autograd, "Autograd")
-else:
-    torch.library.register_autograd(
-        "jitfmha::matmul", _differentiate, setup_context=_save, lib=_library
-    )
+register_autograd(_library, "matmul", _at_autograd, _Matmul)
 
 
 # ---- Autocast and vmap ---------------------------------------------------------------------------

@@ -9,7 +9,7 @@ is always right, and takes longer.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import cache, reduce
 from pathlib import Path
@@ -83,6 +83,20 @@ def is_profiled() -> bool:
 def has_forward_mode() -> bool:
     """Whether a level of forward-mode differentiation may be there."""
     return bool(getattr(forward_ad, "_current_level", 0) >= 0)
+
+
+def refuse_tangents(named: Iterable[tuple[str, Tensor]], what_has: str) -> None:
+    """Raise ``NotImplementedError`` for a tensor with a tangent of forward mode.
+
+    ``named`` tells what to call each; ``what_has`` no such derivative is as "attention has".
+    """
+    if not has_forward_mode():
+        return
+    for name, x in named:
+        if forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(
+                f"{name} carries a forward-mode tangent, and {what_has} no forward-mode derivative"
+            )
 
 
 number_of_function_modes: Callable[[], int] = _part("_C._len_torch_function_stack", lambda: 1)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..problem.arguments import new_tuple
 from ..problem.checks import requires_any_grad
@@ -22,8 +21,8 @@ from ..problem.torch_parts import (
     SingleLevelFunction,
     apply_at_one_level,
     below_autograd,
-    has_forward_mode,
     is_watched,
+    refuse_tangents,
     register_autograd,
 )
 from .backward import RowBackwardArguments, RowGradients, run_rows_backward
@@ -184,21 +183,13 @@ class _RowsBackward(SingleLevelFunction):  # type: ignore[misc]
 
 
 def _at_autograd(function: Any, *given: Any) -> _Three:
-    for x in given:
-        if isinstance(x, Tensor) and has_forward_mode() and _has_tangent(x):
-            raise NotImplementedError(
-                f"a tensor of shape {tuple(x.shape)} carries a forward-mode tangent, and softmax, "
-                "rms_norm and layer_norm have no forward-mode derivative"
-            )
+    named = ((f"a tensor of shape {tuple(x.shape)}", x) for x in given if isinstance(x, Tensor))
+    refuse_tangents(named, "softmax, rms_norm and layer_norm have")
     if not (torch.is_grad_enabled() and requires_any_grad(*given)):
         results: _Three = function.forward(*given)
     else:
         results = apply_at_one_level(function, given)
     return results
-
-
-def _has_tangent(x: Tensor) -> bool:
-    return forward_ad.unpack_dual(x).tangent is not None
 
 
 for _name, _function in (("rows_fwd", _Rows), ("rows_bwd", _RowsBackward)):

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ...planning.target import CpuTarget
 from ...problem.arguments import Arguments, CuSeqlens, new_tuple
@@ -25,8 +24,8 @@ from ...problem.torch_parts import (
     SingleLevelFunction,
     apply_at_one_level,
     below_autograd,
-    has_forward_mode,
     is_watched,
+    refuse_tangents,
     register_autograd,
 )
 from ..backward import BackwardArguments, Results, make_backward_problem, run_backward
@@ -261,7 +260,7 @@ def _given(dout: Tensor | None, out: Tensor) -> Tensor:
 
 def _fmha_fwd(*given: Any) -> tuple[Tensor, Tensor]:
     join_flop_counters()
-    _refuse_tangents(NAMES, given)
+    refuse_tangents(_tensors(NAMES, given), "attention has")
     if not _is_gradient_asked_for(given):
         return _Attention.forward(*given)
     arguments = arguments_of(NAMES, given)
@@ -277,7 +276,7 @@ def _fmha_fwd(*given: Any) -> tuple[Tensor, Tensor]:
 
 def _fmha_fwd_out(*given: Any) -> Tensor:
     join_flop_counters()
-    _refuse_tangents(NAMES_WITH_OUT, given)
+    refuse_tangents(_tensors(NAMES_WITH_OUT, given), "attention has")
     if _is_gradient_asked_for(given):
         name = next(name for name, x in _tensors(NAMES_WITH_OUT, given) if x.requires_grad)
         raise result_requires_grad(name)
@@ -288,7 +287,7 @@ def _fmha_fwd_out(*given: Any) -> Tensor:
 
 def _fmha_bwd(*given: Any) -> tuple[Tensor, ...]:
     join_flop_counters()
-    _refuse_tangents(BACKWARD_NAMES, given)
+    refuse_tangents(_tensors(BACKWARD_NAMES, given), "attention has")
     if not _is_gradient_asked_for(given):
         return _AttentionBackward.forward(*given)
     results: tuple[Tensor, ...] = apply_at_one_level(_AttentionBackward, given)
@@ -342,17 +341,6 @@ def backward_of(problem: Problem) -> Problem:
     sizes = problem.sizes
     strides = GradientStrides(sizes.out, (), None, sizes.q, sizes.k, sizes.v)
     return problem._replace(gradients=strides)
-
-
-def _refuse_tangents(names: tuple[str, ...], given: tuple[Any, ...]) -> None:
-    if not has_forward_mode():
-        return
-    for name, x in _tensors(names, given):
-        if forward_ad.unpack_dual(x).tangent is not None:
-            raise NotImplementedError(
-                f"{name} carries a forward-mode tangent, and attention has no forward-mode "
-                "derivative"
-            )
 
 
 for _name, _kernel, _function in (

@@ -9,13 +9,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ...call.detection import target_of
-from ...planning.target import CALLS_HERE, TARGET_HERE, AmdTarget
+from ...planning.target import AmdTarget
 from ...problem.packed_pages import (
     are_packed,
     shape_of_keys,
     strides_of_keys,
     strides_of_values,
 )
+from ..run import looked_up
 from .amd import AmdHeads
 from .cpu import cpu_entry
 from .problem import N_TENSORS, HeadArguments, traits_of
@@ -30,21 +31,8 @@ def run_heads(arguments: HeadArguments) -> None:
     Raises what ``traits_of`` does, ``ValueError`` for numbers that are out of range, on the CPU
     before anything is written, and ``jitfmha.BuildError`` where the kernel does not compile.
     """
-    target = TARGET_HERE.get()
-    calls = (CALLS_HERE if target is None else target.calls)["heads"]
     tensors = arguments.tensors
-    try:
-        key = (
-            *[None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in tensors],
-            *arguments[N_TENSORS:],
-        )
-        run = calls.prepared.get(key)
-    except (AttributeError, TypeError):  # the checks say of what
-        run = None
-    if run is None:
-        run = _prepare(arguments)
-        calls.keep(key, run)
-    run(tensors)
+    looked_up("heads", arguments[N_TENSORS:], tensors, _prepare, arguments)(tensors)
 
 
 def _prepare(arguments: HeadArguments) -> Callable[[Tensors], None]:
