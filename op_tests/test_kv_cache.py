@@ -281,15 +281,16 @@ def test_caches_are_not_copied(rng, monkeypatch, room):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window_size": (9, 2)}], ids=str)
-def test_rotary(rng, mask, interleaved):
-    check_rotary(rng, mask, interleaved)
+@pytest.mark.parametrize("new", [3, 1, 5])
+def test_rotary(rng, new, mask, interleaved):
+    check_rotary(rng, new, mask, interleaved)
 
 
-def check_rotary(rng: torch.Generator, mask: dict[str, Any], interleaved: bool) -> None:
+def check_rotary(rng: torch.Generator, new: int, mask: dict[str, Any], interleaved: bool) -> None:
     """Rotation is the product with a complex number for each pair of elements."""
     it = Decoding.random(rng, [0, 17], 3)
-    k = torch.randn(2, 3, HEADS_K, HDIM, generator=rng)
-    v = torch.randn(2, 3, HEADS_K, HDIM_V, generator=rng)
+    k = torch.randn(2, new, HEADS_K, HDIM, generator=rng)
+    v = torch.randn(2, new, HEADS_K, HDIM_V, generator=rng)
     width = 16
     angle = torch.rand(CAPACITY, width // 2, generator=rng) * 2 * math.pi
 
@@ -304,7 +305,7 @@ def check_rotary(rng: torch.Generator, mask: dict[str, Any], interleaved: bool) 
         both = torch.stack([turned.real, turned.imag], -1 if interleaved else -2).flatten(-2)
         return torch.cat([both.to(x.dtype), x[..., width:]], dim=-1)
 
-    positions = it.seqlens[:, None] + torch.arange(3)
+    positions, of_keys = (it.seqlens[:, None] + torch.arange(n) for n in (3, new))
     expected = replace(it, q=rotated(it.q, positions if mask else positions[:, :1].expand(-1, 3)))
     result = with_lse(
         *(it.q, it.k_cache, it.v_cache, k, v, angle.cos(), angle.sin()),
@@ -313,9 +314,9 @@ def check_rotary(rng: torch.Generator, mask: dict[str, Any], interleaved: bool) 
         **mask,
     )
     for n, seqlen in enumerate(it.seqlens.tolist()):
-        written = it.k_cache[n, seqlen : seqlen + 3]
-        torch.testing.assert_close(written, rotated(k, positions)[n], atol=1e-6, rtol=1e-6)
-    expected = replace(expected, seqlens=it.seqlens + 3)
+        written = it.k_cache[n, seqlen : seqlen + new]
+        torch.testing.assert_close(written, rotated(k, of_keys)[n], atol=1e-6, rtol=1e-6)
+    expected = replace(expected, seqlens=it.seqlens + new)
     out, lse = result
     is_causal, window_size = mask.get("causal", False), mask.get("window_size", (-1, -1))
     expected.check((out, lse), mask=2 if is_causal else 0, window_size=window_size)
@@ -326,7 +327,7 @@ def test_append_and_rotary_on_gpus(rng, arch, page_size):
     """The emulator's kernels read caches to which torch has just written."""
     with emulate(arch, check=True) as run:
         check_append(rng, page_size, new=6)
-        check_rotary(rng, {"causal": True}, interleaved=True)
+        check_rotary(rng, int(rng.initial_seed() % 2) + 3, {"causal": True}, interleaved=True)
     assert run.findings() == ()
 
 

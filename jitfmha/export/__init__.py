@@ -9,6 +9,7 @@ from pathlib import Path
 from .. import jit
 from ..kernels.compiled.backward_traits import backward_spec
 from ..kernels.compiled.traits import kernel_spec
+from .append import append_passes, compiled_append
 from .folder import ForeignFilesError, check_folder, publish
 from .kernels import (
     DTYPES,
@@ -72,14 +73,17 @@ def export(
     # In order of preference, which is that of the families in Python.
     backward = list(ready_backward_kernels(selection))
     forward_traits, backward_traits = forward_passes(selection, forward), backward_passes(selection)
+    appends = append_passes(selection)
     specs = [*map(kernel_spec, forward_traits), *map(backward_spec, backward_traits)]
+    specs += (each.spec for each in appends)
     missing = [spec for spec in specs if not jit.is_built(spec)]
     for spec, _ in jit.build_all(missing, jobs or len(os.sched_getaffinity(0))):
         if on_compiled is not None:
             on_compiled(spec.name)
     forward += map(compiled_forward, forward_traits)
     backward += map(compiled_backward, backward_traits)
-    if not forward and not backward:
+    append = list(map(compiled_append, appends))
+    if not forward and not backward and not append:
         raise ValueError("no kernel serves what is selected")
-    publish(folder, library_files(forward, backward))
-    return [*(x.name for x in forward), *(x.name for x in backward)]
+    publish(folder, library_files(forward, backward, append))
+    return [*(x.name for x in forward), *(x.name for x in backward), *(x.name for x in append)]

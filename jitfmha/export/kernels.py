@@ -49,6 +49,8 @@ FEATURES = tuple(
     )
 )
 """What exported calls may have, by the names that ``build`` knows."""
+APPEND = "append"
+"""What stands beside them for the kernels of ``mha_fwd_appendkv``."""
 MASKS = {"none": NO_MASK, "causal": CAUSAL_MASK}
 """Kernels with a mask take both corners, but for those of forward with a tile, which have one."""
 _MODES: tuple[Mode, ...] = ("gm0", "gm1")
@@ -72,6 +74,7 @@ class Selection(NamedTuple):
         kv_dtype: that of keys and values of such calls, where it is another one, of 8 bits.
         subsets: what is compiled, in place of what the other fields say of it.
         few_queries: whether forward calls of few queries get kernels of their own, too.
+        appends: whether keys are appended to caches, by kernels of their own.
     """
 
     arches: tuple[Arch, ...]
@@ -85,16 +88,24 @@ class Selection(NamedTuple):
     subsets: tuple[Subset, ...] = ()
     kv_dtype: str | None = None
     few_queries: bool = False
+    appends: bool = False
 
 
 def selection_of(
     arches: tuple[Arch, ...], profile: str | None, chosen: Mapping[str, Any]
 ) -> Selection:
-    """Select what a profile has, with what is chosen in place of its parts, by ``Selection``."""
+    """Select what a profile has, with what is chosen in place of its parts, by ``Selection``.
+
+    Of the features ``append`` stands for ``appends``.
+    """
+    features = chosen.get("features", ())
+    if (APPEND,) in features:
+        others = tuple(x for x in features if x != (APPEND,))
+        chosen = {**chosen, "features": others or None, "appends": True}
     if profile is None:
         return Selection(arches, **chosen)
-    of_all = "bf16_cvts", "kv_dtype", "few_queries"
-    given = {name: x for name, x in chosen.items() if name not in of_all}
+    of_all = "bf16_cvts", "kv_dtype", "few_queries", "appends"
+    given = {name: x for name, x in chosen.items() if name not in of_all and x is not None}
     if "dtypes" in given:
         kv_dtype = chosen.get("kv_dtype")
         given["dtypes"] = tuple(
@@ -112,11 +123,13 @@ def selection_of(
 def features_named(text: str) -> Features:
     """Read the features of a call from a text such as "bias+dropout"; "plain" has none.
 
+    "append" stands alone.
+
     Raises ``ValueError`` for one that exported calls do not have.
     """
     names = () if text == "plain" else tuple(text.split("+"))
     for name in names:
-        known("features hold", name, FEATURES)
+        known("features hold", name, (*FEATURES, APPEND) if len(names) == 1 else FEATURES)
     return names
 
 
@@ -321,8 +334,15 @@ _REFUSALS = NotImplementedError, TypeError, ValueError
 _MEANT_BY_OTHERS = Feature.LSE, Feature.PADDED_SEQUENCES
 
 
-def _combinations(selection: Selection, direction: Direction) -> Iterator[tuple[Arch, Combination]]:
-    """The kinds of calls that are selected, of those that exported calls can ask for."""
+def selected_types(selection: Selection) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """The dtypes of forward calls and of their keys, and their head dimensions."""
+    for subset in _subsets(selection):
+        if "forward" in subset.directions:
+            for dtypes, hdims in itertools.product(subset.dtypes, subset.hdims):
+                yield *dtypes, hdims
+
+
+def _subsets(selection: Selection) -> tuple[Subset, ...]:
     dtypes = [x for dtype in selection.dtypes for x in _full_names(dtype)]
     kv_dtype = selection.kv_dtype
     own = Subset(
@@ -337,9 +357,14 @@ def _combinations(selection: Selection, direction: Direction) -> Iterator[tuple[
         selection.directions,
         selection.features or (PLAIN,),
     )
+    return selection.subsets or (own,)
+
+
+def _combinations(selection: Selection, direction: Direction) -> Iterator[tuple[Arch, Combination]]:
+    """The kinds of calls that are selected, of those that exported calls can ask for."""
     served = DTYPES if direction == "forward" else _DTYPES_OF_BACKWARD
     names = [x for dtype in served for x in _full_names(dtype)]
-    for arch, subset in itertools.product(selection.arches, selection.subsets or (own,)):
+    for arch, subset in itertools.product(selection.arches, _subsets(selection)):
         if direction not in subset.directions:
             continue
         for (dtype, kv_dtype), hdims, mask, mode, features in itertools.product(

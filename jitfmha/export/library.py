@@ -7,14 +7,14 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, product
-from typing import TypeVar, get_args
+from typing import TypeAlias, TypeVar, get_args
 
 from .. import jit
 from ..amd.chips import Arch, Chip, architecture, chip, chips
 from ..amd.kernel_arguments import MODIFIERS
 from ..amd.manifest import KernelDtype
 from ..amd.runtime import PCI_CHIP_ID
-from ..jit.shared_struct import FLOAT
+from ..jit.shared_struct import FLOAT, HOST
 from ..jit.toolchain.hip_libraries import SYSTEM_NAMES
 from ..kernels.compiled.modifiers import OPEN_SIDE
 from ..kernels.compiled.tile_table import WAVE
@@ -30,10 +30,14 @@ from ..problem.score_features import (
     TENSOR_FEATURES,
     ScoreFeature,
 )
+from ..rows.heads.amd import THREADS
+from ..rows.heads.structs import cpp as heads_structs
 from ..version import __version__
+from .append import AppendKernel
 from .kernels import BackwardKernels, ForwardKernel
 from .policy import policy_in_cpp, row_in_cpp
 
+AnyKernel: TypeAlias = ForwardKernel | BackwardKernels | AppendKernel
 _HEADER = "// Written by python -m jitfmha export.\n"
 _LINE_BYTES = 64
 _READY_DTYPES: dict[str, KernelDtype] = {
@@ -46,8 +50,8 @@ _DTYPES = (*_READY_DTYPES, "fp32", "int8")
 """All members of ``jitfmha::DataType`` in order."""
 _COPIED = (
     "build_mha.sh",
-    *(f"benchmarks/{x}" for x in ("bench_mha.h", "bench_mha_bwd.cpp", "bench_mha_fwd.cpp")),
-    "benchmarks/hip.h",
+    *(f"benchmarks/{x}.cpp" for x in ("bench_mha_bwd", "bench_mha_fwd")),
+    *(f"benchmarks/{x}.h" for x in ("appended_keys", "bench_mha", "hip")),
 )
 _SCORE_DTYPES = ("bool", "bf16", "fp16", "fp32")
 """Those of ``jitfmha::ScoreType``, whose first one has no such name in C++."""
@@ -66,10 +70,11 @@ _LETTERS = [
 def library_files(
     forward: Sequence[ForwardKernel],
     backward: Sequence[BackwardKernels],
+    append: Sequence[AppendKernel] = (),
     version: str = __version__,
 ) -> dict[str, str]:
     """The text of each file, by its path in the library's folder."""
-    kernels: list[ForwardKernel | BackwardKernels] = [*forward, *backward]
+    kernels: list[AnyKernel] = [*forward, *backward, *append]
     arches = [arch for arch in get_args(Arch) if any(x.arch == arch for x in kernels)]
     common = {"version": version, "namespace": _namespace(version)}
     about = {"version": version, "architectures": " and ".join(arches)}
@@ -106,6 +111,14 @@ def library_files(
         "src/exported_symbols.map": _rendered(
             "exported_symbols.map", {"namespace": common["namespace"]}
         ),
+        "src/appendkv.h": _rendered(
+            "appendkv.h",
+            {
+                "shared_structs": heads_structs(HOST),
+                "max_hdim": MAX_HDIM,
+                "append_kernels": _lines(_chosen(append, _append_entry)),
+            },
+        ),
         "src/jitfmha.cpp": _calls(forward, backward, arches, common["namespace"]),
         **{f"src/launcher/{name}": text for name, text in launchers.items()},
         **objects,
@@ -123,7 +136,7 @@ def _namespace(version: str) -> str:
 
 
 def _inventory(
-    files: Mapping[str, str], kernels: Iterable[ForwardKernel | BackwardKernels], version: str
+    files: Mapping[str, str], kernels: Iterable[AnyKernel], version: str
 ) -> str:
     """What was exported, for people and for the next export into the same folder."""
     listed = [
@@ -186,10 +199,10 @@ def _calls(
     )
 
 
-_AnyKernel = TypeVar("_AnyKernel", ForwardKernel, BackwardKernels)
+_Kernel = TypeVar("_Kernel", bound=AnyKernel)
 
 
-def _chosen(kernels: Iterable[_AnyKernel], text_of: Callable[[_AnyKernel], str]) -> Iterator[str]:
+def _chosen(kernels: Iterable[_Kernel], text_of: Callable[[_Kernel], str]) -> Iterator[str]:
     """The text of each kernel, between what leaves it out of libraries that go without its kind."""
     for kind, several in groupby(kernels, _kind):
         without = " || ".join(f"defined(JITFMHA_WITHOUT_{name})" for name in kind)
@@ -198,7 +211,9 @@ def _chosen(kernels: Iterable[_AnyKernel], text_of: Callable[[_AnyKernel], str])
         yield "#endif"
 
 
-def _kind(kernel: ForwardKernel | BackwardKernels) -> tuple[str, ...]:
+def _kind(kernel: AnyKernel) -> tuple[str, ...]:
+    if isinstance(kernel, AppendKernel):
+        return "FORWARD", "COMPILED"
     if isinstance(kernel, ForwardKernel):
         return "FORWARD", *(("COMPILED",) if kernel.compiled_for else ())
     return "BACKWARD", *(("COMPILED",) if not kernel.adds_dq_up else ())
@@ -233,6 +248,16 @@ def _backward_entry(each: BackwardKernels) -> str:
         f'"{each.features}", {_bool(each.has_roundings)}, '
         f"{_bool(each.adds_dq_up)}, {_bool(each.is_deterministic)}, {each.far_stride_bytes}, "
         f'"{each.name}", {{{launches}}}, {_image(each, row.file)}}},'
+    )
+
+
+def _append_entry(each: AppendKernel) -> str:
+    made, kernel = each.made_for, each.made_for.kernel
+    hdims = ", ".join(map(str, kernel.hdims))
+    return (
+        f"{{{_arch(each.arch)}, DataType::{made.dtype}, KeyType::{made.cache}, {hdims}, "
+        f'Rope::{made.rope}, {kernel.width}, {kernel.lanes}, {THREADS}, "{each.name}", '
+        f"{_image(each, each.name)}}},"
     )
 
 
@@ -281,14 +306,12 @@ def _packed_scores() -> Iterator[str]:
         yield f"modifiers.{row.name} = {value};"
 
 
-def _definition(x: ForwardKernel | BackwardKernels) -> str:
+def _definition(x: AnyKernel) -> str:
     return f"alignas({_LINE_BYTES}) const char {_object(x)}[] =\n{_literal(x.image)};"
 
 
-def _code_objects(kernels: Collection[ForwardKernel | BackwardKernels], namespace: str) -> str:
-    forward = [x for x in kernels if isinstance(x, ForwardKernel)]
-    backward = [x for x in kernels if isinstance(x, BackwardKernels)]
-    definitions = "\n".join((*_chosen(forward, _definition), *_chosen(backward, _definition)))
+def _code_objects(kernels: Collection[AnyKernel], namespace: str) -> str:
+    definitions = "\n".join(_chosen(kernels, _definition))
     return (
         f'{_HEADER}#include "code_objects.h"\n\n'
         f"namespace jitfmha {{\ninline namespace {namespace} {{\nnamespace code_objects {{\n\n"
@@ -297,11 +320,11 @@ def _code_objects(kernels: Collection[ForwardKernel | BackwardKernels], namespac
     )
 
 
-def _image(kernel: ForwardKernel | BackwardKernels, file: str) -> str:
+def _image(kernel: AnyKernel, file: str) -> str:
     return f'{{"{file}", code_objects::{_object(kernel)}, {len(kernel.image)}}}'
 
 
-def _object(kernel: ForwardKernel | BackwardKernels) -> str:
+def _object(kernel: AnyKernel) -> str:
     return f"{kernel.arch}_{kernel.name}"
 
 

@@ -305,22 +305,26 @@ class _Cache(NamedTuple):
                 "new keys and values, and write their scales, before"
             )
         turned = None if rotary is None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        of_rotary = {} if rotary is None else rotary.tables()
+        shared: dict[str, Any] = {"cache_seqlens": seqlens_k, "q_moves": q_moves}
+        if rotary is not None:
+            shared |= rotary.tables()
+        rows = None if turned is None else with_contiguous_rows(q)
+        if rows is not None and q.shape[1] != k.shape[1]:  # of one pass all have the same tokens
+            run_or_trace(HeadArguments(rows, None, None, q_out=turned, **shared))
+            rows = None
         run_or_trace(
             HeadArguments(
-                q=None if turned is None else with_contiguous_rows(q),
+                q=rows,
                 k=given[0],
                 v=given[1],
-                q_out=turned,
+                q_out=None if rows is None else turned,
                 k_cache=caches[0],
                 v_cache=caches[1],
-                cache_seqlens=seqlens_k,
                 block_table=self.block_table,
                 cache_batch_idx=self.batch_idx,
                 k_scale=scales[0],
                 v_scale=scales[1],
-                q_moves=q_moves,
-                **of_rotary,
+                **shared,
             )
         )
         return q if turned is None else turned

@@ -11,6 +11,7 @@ from subprocesses import run_program
 from torch import Tensor
 
 from jitfmha import jit
+from jitfmha.export.append import append_passes, compiled_append
 from jitfmha.export.folder import publish
 from jitfmha.export.kernels import (
     Selection,
@@ -98,6 +99,42 @@ class BackwardArguments(ctypes.Structure):
         super().__init__(**{"v_column": 1, **values})
 
 
+class AppendTraits(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("hdim_q", "hdim_v")),
+        *(("data_type", ctypes.c_int32), ("is_v_rowmajor", ctypes.c_bool)),
+        *((name, ctypes.c_int32) for name in ("rope_type", "cache_type")),
+    ]
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**{"is_v_rowmajor": True, **values})
+
+
+class AppendArguments(ctypes.Structure):
+    _fields_ = [
+        *((f"{name}_ptr", ctypes.c_void_p) for name in ("q", "k", "knew", "v", "vnew", "seqlen_k")),
+        *((name, ctypes.c_int64) for name in ("seqlen_q", "seqlen_knew", "batch")),
+        *((name, ctypes.c_int64) for name in ("hdim_q", "hdim_v", "nhead_q", "nhead_k")),
+        *((f"rotary_{name}_ptr", ctypes.c_void_p) for name in ("cos", "sin")),
+        *(("rotary_dim", ctypes.c_int64), ("has_mask", ctypes.c_bool)),
+        ("block_table_ptr", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("batch_stride_block_table", "page_block_size")),
+        ("cache_batch_idx", ctypes.c_void_p),
+        *(
+            (f"{of}stride_{name}", ctypes.c_int64)
+            for of in ("", "nhead_", "batch_")
+            for name in ("q", "k", "knew", "v", "vnew")
+        ),
+        *(("q_out_ptr", ctypes.c_void_p), ("k_descale", Descale), ("v_descale", Descale)),
+    ]
+
+    def set_tensor(self, name: str, x: Tensor) -> None:
+        """An address, and strides between sequences or pages, rows and heads."""
+        setattr(self, f"{name}_ptr", x.data_ptr())
+        for of, stride in zip(("batch_", "", "nhead_"), x.stride()[:3], strict=True):
+            setattr(self, f"{of}stride_{name}", stride)
+
+
 class Plan(ctypes.Structure):
     _fields_ = [
         ("kernel", ctypes.c_char_p),
@@ -124,6 +161,8 @@ class ExportedCalls:
         self._library = ctypes.CDLL(str(shim))
         assert self._library.size_of_forward_arguments() == ctypes.sizeof(ForwardArguments)
         assert self._library.size_of_backward_arguments() == ctypes.sizeof(BackwardArguments)
+        of_append = ctypes.sizeof(AppendTraits) + ctypes.sizeof(AppendArguments)
+        assert self._library.size_of_append_arguments() == of_append
         self._call("use_runtime", ctypes.c_char_p(runtime.encode()))
 
     def plan(self, arguments: ForwardArguments | BackwardArguments) -> Plan:
@@ -138,6 +177,10 @@ class ExportedCalls:
         """Call the function of the direction, or another one of ``op_tests/cpp/calls.cpp``."""
         direction = "forward" if isinstance(arguments, ForwardArguments) else "backward"
         self._call(name or direction, ctypes.byref(arguments))
+
+    def append(self, traits: AppendTraits, arguments: AppendArguments) -> None:
+        """Append keys to caches."""
+        self._call("append", ctypes.byref(traits), ctypes.byref(arguments))
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = Status()
@@ -193,13 +236,16 @@ def write_library(
     of_backward = [x for each in passes for x in backward_passes(each)]
     of_forward = [x for x in dict.fromkeys(of_forward) if not x.has_large_softcap]
     of_backward = [x for x in dict.fromkeys(of_backward) if not x.has_large_softcap]
+    of_append = list(dict.fromkeys(x for each in passes for x in append_passes(each)))
     specs = [*map(kernel_spec, of_forward), *map(backward_spec, of_backward)]
+    specs += (x.spec for x in of_append)
     missing = [spec for spec in specs if not jit.is_built(spec)]
     for _ in jit.build_all(missing, len(os.sched_getaffinity(0))):
         pass
     forward += map(compiled_forward, of_forward)
     backward += map(compiled_backward, of_backward)
-    publish(folder, library_files(forward, backward, version))
+    append = list(map(compiled_append, of_append))
+    publish(folder, library_files(forward, backward, append, version))
 
 
 def compile_cpp(output: Path, *arguments: str | Path) -> Path:

@@ -32,6 +32,7 @@ EXPORTED = (
         masks=CAUSAL, features=(("alibi",), ("dropout",), ("sink_tokens",), ("sinks",))
     ),
     FORWARD._replace(modes=("gm1",), masks=NONE, features=(("paged_keys",), ("softcap",))),
+    FORWARD._replace(modes=("gm1",), masks=CAUSAL, features=((), ("paged_keys",)), appends=True),
     FORWARD._replace(
         dtypes=("fp8",), hdims=((128, 128),), masks=NONE, features=(("column_major_v",),)
     ),
@@ -76,6 +77,12 @@ fwd -prec=fp32 -b=1 -h=2 -h_k=0 -d=24 -d_v=0 -s=33 -s_k=40 -init=ni -lse=1 -scal
 fwd -prec=int8 -b=1 -h=2 -d=24 -s=33 -s_k=40 -init=uf:q -squant=1 -range_q=2 -range_k=2
 fwd -prec=bf16 -mode=1 -b=2 -h=2 -d=32 -s=33,5 -s_k=40,70 -s_kpad=50,70 -logits_soft_cap=3
 fwd -prec=bf16 -b=1 -h=1 -d=32 -s=40 -s_k=90 -mask=b:16,3,4
+fwd -prec=bf16 -b=3 -h=2 -h_k=1 -d=32 -s=5 -s_k=70 -s_knew=5 -rotary_dim=16 -mask=2 -lse=1
+fwd -prec=bf16 -b=2 -h=2 -d=32 -s=3 -s_k=40 -s_knew=9 -rotary_dim=32 -rotary_interleaved=0 \
+  -page_block_size=16 -iperm=0
+fwd -prec=bf16 -b=3 -h=2 -d=32 -s=2 -s_k=40 -s_knew=-1 -cache_batch_idx=1 -mask=b:9,0
+fwd -prec=bf16 -b=2 -h=2 -d=32 -s=7 -s_k=40 -rotary_dim=8 -mask=2 -iperm=0
+fwd -prec=bf16 -b=2 -h=2 -d=32 -s=7 -s_k=40 -page_block_size=5 -mode=0
 fwd -prec=bf16 -d=32 -b=2 -h=4 -h_k=2 -s=30 -s_k=76 -sink=1.0 -lse=1 -causal=1 -via=direct
 bwd -prec=bf16 -b=1 -h=2 -d=32 -s=40 -s_k=50 -bias=e:2 -dbias=1 -mask=xb:8 -init=tf
 bwd -prec=fp32 -b=1 -h=2 -h_k=1 -d=72 -s=40 -s_k=50 -mask=g:9,30 -deterministic=1
@@ -312,5 +319,7 @@ def test_what_is_refused(programs):
     assert "--features alibi+softcap has it" in both
     for option in ("-mask=g:0,1", "-mask=xt:1,2", "-page_block_size=-1", "-bias=z", "-s="):
         assert f"{option} is not served" in forward.run(option, code=2)
-    rotated = forward.run(*few, "-d=64", "-rotary_dim=16", "-repeat=0")
-    assert "-rotary_dim is ignored" in rotated
+    for option in ("-rotary_dim=33", "-rotary_dim=3", "-s_knew=4"):
+        assert f"{option} is not served" in forward.run(*few, "-d=32", option, code=2)
+    rotated = forward.run(*few, "-d=64", "-rotary_dim=16", code=1)
+    assert "--dtype bf16 --hdims 64 --features append has it" in rotated

@@ -21,6 +21,13 @@ EXPORT void forward_splitkv(const jitfmha::MhaFwdArgs* args, jitfmha::Status* st
 EXPORT void batch_prefill(const jitfmha::MhaFwdArgs* args, jitfmha::Status* status) {
   *status = jitfmha::mha_batch_prefill(*args, nullptr);
 }
+EXPORT std::size_t size_of_append_arguments() {
+  return sizeof(jitfmha::MhaFwdAppendkvTraits) + sizeof(jitfmha::MhaFwdAppendkvArgs);
+}
+EXPORT void append(const jitfmha::MhaFwdAppendkvTraits* traits,
+                   const jitfmha::MhaFwdAppendkvArgs* args, jitfmha::Status* status) {
+  *status = jitfmha::mha_fwd_appendkv(*traits, *args, nullptr);
+}
 EXPORT void plan_backward(const jitfmha::MhaBwdArgs* args, jitfmha::MhaPlan* plan,
                           jitfmha::Status* status) {
   *status = jitfmha::plan_mha_bwd(*args, plan);

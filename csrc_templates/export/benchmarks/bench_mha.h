@@ -266,8 +266,19 @@ struct Scores {
   double softcap = 0, sink = -HUGE_VAL;
 };
 
+// How keys are kept: in a cache to which new ones are appended, in pages, or with an index that says
+// which sequence of the cache each one is.
+struct KeyCache {
+  std::int64_t new_keys = 0, rotary_dim = 0, page_size = 0;
+  bool is_interleaved = false, has_index = false;
+
+  bool is_appended() const { return new_keys > 0 || rotary_dim > 0; }
+  bool is_there() const { return is_appended() || page_size > 0 || has_index; }
+};
+
 struct Problem {
   jitfmha::MhaArgs args;  // without addresses
+  KeyCache cache;
   Descales descales;
   Scores scores;
   std::vector<std::int64_t> pages;  // where keys lie in pages: those of each sequence
@@ -472,6 +483,27 @@ inline jitfmha::Strides column_strides(Problem& problem) {
   return strides;
 }
 
+// Of forward, as CK's example reads it.
+inline KeyCache cache_of(const Options& options, std::mt19937& random) {
+  KeyCache cache;
+  if (!options.has("s_knew")) return cache;
+  cache.new_keys = options.number("s_knew");
+  const std::int64_t seqlen_q = options.numbers("s")[0];
+  if (cache.new_keys < 0)
+    cache.new_keys = std::uniform_int_distribution<std::int64_t>(1, seqlen_q)(random);
+  cache.rotary_dim = std::max<std::int64_t>(options.number("rotary_dim"), 0);
+  if (cache.rotary_dim > options.number("d") || cache.rotary_dim % 2) options.refuse("rotary_dim");
+  cache.is_interleaved = options.flag("rotary_interleaved");
+  cache.page_size = options.number("page_block_size");
+  if (cache.page_size < 0) options.refuse("page_block_size");
+  cache.has_index = options.flag("cache_batch_idx");
+  if (cache.has_index && cache.page_size > 0) {
+    std::cerr << "a table names the pages of sequences: -cache_batch_idx is ignored\n";
+    cache.has_index = false;
+  }
+  return cache;
+}
+
 inline Problem problem_of(const Options& options, std::mt19937& random) {
   Problem problem;
   jitfmha::MhaArgs& args = problem.args;
@@ -479,7 +511,18 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
   args.dtype = static_cast<jitfmha::DataType>(
       options.choice("prec", {{"bf16"}, {"fp16"}, {"fp8"}, {}, {"fp32"}, {"int8"}}));
   if (is_fp8(args.dtype)) check(jitfmha::native_fp8(&args.dtype));
-  args.mode = static_cast<jitfmha::Mode>(options.flag("mode"));
+  KeyCache& cache = problem.cache = cache_of(options, random);
+  bool has_lengths = options.flag("mode");  // of each sequence
+  if (has_lengths && cache.is_appended()) {
+    std::cerr << "keys are appended to batches: -mode is ignored\n";
+    has_lengths = false;
+  } else if (has_lengths && cache.has_index) {
+    std::cerr << "groups have no index of the cache: -cache_batch_idx is ignored\n";
+    cache.has_index = false;
+  }
+  // What is read from a cache has as many keys as each sequence, which only groups say.
+  const bool is_group = has_lengths || cache.is_there();
+  args.mode = is_group ? jitfmha::Mode::group : jitfmha::Mode::batch;
   set_mask(options, args);
   args.bf16_cvt =
       static_cast<jitfmha::Bf16Cvt>(options.choice("v3_bf16_cvt", {{"0", ""}, {"1"}, {"2"}}));
@@ -505,20 +548,24 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
 
   const std::vector<std::int64_t> given_q = options.numbers("s");
   const std::vector<std::int64_t> given_k = options.numbers("s_k");
-  const bool is_group = problem.is_group();
-  args.batch = is_group && given_q.size() > 1 ? static_cast<std::int64_t>(given_q.size())
+  args.batch = has_lengths && given_q.size() > 1 ? static_cast<std::int64_t>(given_q.size())
                                               : options.number("b");
   if (args.batch < 1) options.refuse("b");
   for (const auto& [name, given] : {std::pair("s", &given_q), std::pair("s_k", &given_k)})
-    if (given->size() != 1 && !(is_group && given->size() == static_cast<std::size_t>(args.batch)))
+    if (given->size() != 1 && !(has_lengths && given->size() == static_cast<std::size_t>(args.batch)))
       options.refuse(name);
   const bool as_q = given_k[0] < 0;
-  const std::vector<std::int64_t> rows_q = lengths_of(given_q, args.batch, is_group, random);
-  const std::vector<std::int64_t> rows_k =
-      as_q ? rows_q : lengths_of(given_k, args.batch, is_group, random);
+  const std::vector<std::int64_t> rows_q = lengths_of(given_q, args.batch, has_lengths, random);
+  std::vector<std::int64_t> rows_k =
+      as_q ? rows_q : lengths_of(given_k, args.batch, has_lengths, random);
   // Groups: how many rows of k and v a sequence has room for.
   std::vector<std::int64_t> rooms_k = rows_k;
-  if (is_group && options.has("s_kpad")) {
+  if (cache.new_keys > rows_k[0]) options.refuse("s_knew");
+  if (cache.is_appended())
+    for (std::size_t i = 1; i < rows_k.size(); ++i)
+      rows_k[i] =
+          std::uniform_int_distribution<std::int64_t>(cache.new_keys, rows_k[0])(random);
+  if (has_lengths && options.has("s_kpad")) {
     const std::vector<std::int64_t> given = options.numbers("s_kpad");
     for (std::size_t i = 0; i < rooms_k.size(); ++i)
       rooms_k[i] = std::max(rows_k[i], given[std::min(i, given.size() - 1)]);

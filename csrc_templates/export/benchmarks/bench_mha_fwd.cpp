@@ -5,7 +5,9 @@
 //
 // -? prints all options.
 #include <numeric>
+#include <optional>
 
+#include "appended_keys.h"
 #include "bench_mha.h"
 
 namespace {
@@ -28,16 +30,14 @@ std::vector<float> drawn_descales(const Options& options, const Problem& problem
   return drawn;
 }
 
-// Puts keys into pages, those of all sequences in any order.
-void set_pages(const Options& options, Problem& problem, std::mt19937& random) {
-  const std::int64_t size = options.number("page_block_size");
-  if (size == 0) return;
-  if (size < 0) options.refuse("page_block_size");
-  if (!problem.is_group()) {
-    std::cerr << "only keys of groups lie in pages: -page_block_size is ignored\n";
-    return;
-  }
+// Puts keys into pages, those of all sequences in any order. Of a cache with an index each sequence
+// is a page.
+void set_pages(Problem& problem, std::mt19937& random) {
   jitfmha::MhaArgs& args = problem.args;
+  const bool has_index = problem.cache.has_index;
+  const std::int64_t size =
+      has_index ? std::max<std::int64_t>(args.max_seqlen_k, 1) : problem.cache.page_size;
+  if (size == 0) return;
   problem.page_size = size;
   problem.pages_of_sequence = std::max<std::int64_t>((args.max_seqlen_k + size - 1) / size, 1);
   problem.pages.resize(static_cast<std::size_t>(args.batch * problem.pages_of_sequence));
@@ -48,16 +48,6 @@ void set_pages(const Options& options, Problem& problem, std::mt19937& random) {
   args.v_strides = problem.strides(by_head, args.heads_k, size, args.hdim_v);
   if (args.v_column != 1)
     throw std::runtime_error("no kernel has pages of v whose keys are contiguous");
-}
-
-// What AITER ignores here, too, and says so.
-void ignore_appended_keys(const Options& options) {
-  for (const char* const name : {"s_knew", "rotary_dim"})
-    if (options.number(name) != 0)
-      std::cerr << "keys are appended by no exported kernel: -" << name << " is ignored\n";
-  options.flag("rotary_interleaved");
-  if (options.flag("cache_batch_idx"))
-    std::cerr << "no exported kernel has an index of the cache: -cache_batch_idx is ignored\n";
 }
 
 jitfmha::Descale descale_at(const hip::Memory& scales, const Problem& problem) {
@@ -74,16 +64,17 @@ bool run(const Options& options) {
   hip::set_device(static_cast<int>(options.number("device")));
   Problem problem = problem_of(options, random);
   jitfmha::MhaFwdArgs args;
-  ignore_appended_keys(options);
   options.flag("fwd_v3");
   options.choice("via", {{"mha_fwd"}, {"direct"}});
   if (options.flag("causal")) problem.args.mask = jitfmha::Mask::causal_bottom_right;
   if (!options.text("sink").empty()) problem.scores.sink = options.real("sink");
-  set_pages(options, problem, random);
+  set_pages(problem, random);
   problem.scores.softcap = options.real("logits_soft_cap");
   problem.args.logit_softcap = static_cast<float>(problem.scores.softcap);
   const std::vector<Bits> scores = set_scores(options, problem, random);
-  const Inputs inputs(options, problem, scores, random);
+  Inputs inputs(options, problem, scores, random);
+  std::optional<AppendedKeys> appended;
+  if (problem.cache.is_appended()) appended.emplace(options, problem, inputs, random);
   static_cast<jitfmha::MhaArgs&>(args) = problem.args;
   inputs.put_scores_into(args);
   const hip::Memory sink(std::vector<float>{static_cast<float>(problem.scores.sink)});
@@ -116,6 +107,7 @@ bool run(const Options& options) {
   const hip::Memory device_lse(static_cast<std::size_t>(rows) * sizeof(float));
   const hip::Memory workspace(plan.workspace_bytes);
   inputs.put_into(args, workspace);
+  if (appended) args.q = appended->queries(inputs).get();
   args.out = device_out.get();
   args.lse = options.flag("lse") ? device_lse.get<float>() : nullptr;
   if (has_8_bits(args.dtype)) {
@@ -129,12 +121,21 @@ bool run(const Options& options) {
   save(options, "v_descale", descales.v);
   std::vector<Result> results = {{"out", device_out, out_dtype, allowed_error(args.dtype)}};
   if (args.lse) results.push_back({"lse", device_lse, jitfmha::DataType::fp32, 1e-3});
+  if (appended) appended->add_results(inputs, results);
   return run_and_compare(
       options, problem, plan, args.hdim_q + args.hdim_v,
-      [&] { check(jitfmha::mha_fwd(args, nullptr)); }, results,
       [&] {
+        if (appended) appended->launch(problem, inputs);
+        check(jitfmha::mha_fwd(args, nullptr));
+      },
+      results,
+      [&] {
+        if (appended) appended->apply(problem, inputs);
         Forward exact = forward_of(problem, inputs, args.out_strides);
-        return std::vector<std::vector<double>>{std::move(exact.out), std::move(exact.lse)};
+        std::vector<std::vector<double>> all = {std::move(exact.out)};
+        if (args.lse) all.push_back(std::move(exact.lse));
+        if (appended) appended->add_exact(inputs, all);
+        return all;
       });
 }
 
@@ -146,7 +147,9 @@ int main(int count, char** texts) {
       {{"lse", "0", "1: also the log-sum-exp"},
        {"s_kpad", "-1",
         "groups: rows of k and v that a sequence has room for; -1: no more than it has"},
-       {"s_knew", "0", "no meaning here: no exported kernel appends keys"},
+       {"s_knew", "0",
+        "keys of -s_k that are appended to a cache, whose sequences but the first have any "
+        "length; -1: any number"},
        {"logits_soft_cap", "0", "the soft cap of scores; 0: none"},
        {"causal", "0", "1: as -mask=2"},
        {"sink", "", "a score without a value that each query has; nothing: none"},
@@ -162,11 +165,11 @@ int main(int count, char** texts) {
        {"range_p", "1", "no meaning here: probabilities are not scaled"},
        {"range_o", "16", "no meaning here: outputs have 16 bits"},
        {"num_splits", "1", "of the keys; 0: as many as pay"},
-       {"page_block_size", "0",
-        "groups: keys lie in pages of so many; 0: they do not, nor do those of batches"},
-       {"cache_batch_idx", "0", "no meaning here: no exported kernel has an index of the cache"},
-       {"rotary_dim", "0", "no meaning here, as -s_knew"},
-       {"rotary_interleaved", "1", "the same"},
+       {"page_block_size", "0", "keys lie in pages of so many; 0: they do not"},
+       {"cache_batch_idx", "0",
+        "batches: 1: an index says which sequence of the cache each one is"},
+       {"rotary_dim", "0", "numbers of a head of q and of new keys that are rotated; 0: none"},
+       {"rotary_interleaved", "1", "1: neighbours are rotated together; 0: halves of -rotary_dim"},
        {"fwd_v3", "0", "0, 1: no meaning here: the library decides which kernels are taken"}},
       run);
 }

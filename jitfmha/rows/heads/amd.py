@@ -12,12 +12,12 @@ from ...amd.kernel_arguments import DEVICE
 from ...kernels.compiled.device_spec import device_spec
 from ...kernels.struct_launcher import StructLauncher
 from ...planning.target import AmdTarget
-from ...problem.dtypes import FP8_NAMES
+from ...problem.dtypes import DTYPE_BYTES, FP8_NAMES
 from ..amd import ELEMENTS, LARGEST, LOAD_BYTES
 from .problem import MOST_NUMBER, N_TENSORS, HeadArguments, HeadTraits
 from .structs import cpp
 
-_THREADS, _WAVE = 256, 64
+THREADS, _WAVE = 256, 64
 # What is loaded and stored in chunks of several numbers.
 _PAGES = "k_cache", "v_cache"
 _IN_CHUNKS = (
@@ -31,7 +31,7 @@ class HeadKernel(NamedTuple):
 
     Attributes:
         hdims: of q and k, and of v.
-        half: of what is rotated of a head; 0: nothing is.
+        half: of what is rotated of a head; 0: nothing is; None: as each call says.
         has_norm: whether q is normalised, and whether k is.
         width: numbers that a thread loads at once.
     """
@@ -39,14 +39,15 @@ class HeadKernel(NamedTuple):
     traits: HeadTraits
     arch: Arch
     hdims: tuple[int, int]
-    half: int
+    half: int | None
     has_norm: tuple[bool, bool]
     width: int
 
     @property
     def name(self) -> str:
         norms = "".join(word for word, has in zip("qk", self.has_norm, strict=True) if has)
-        sizes = "x".join(map(str, (*self.hdims, self.half, self.width)))
+        half = "any" if self.half is None else self.half
+        sizes = "x".join(map(str, (*self.hdims, half, self.width)))
         return f"heads_{self.traits.name}_{norms}{sizes}_{self.arch}"
 
     @property
@@ -85,12 +86,21 @@ def kernel_spec(kernel: HeadKernel) -> jit.BuildSpec:
         "has_k_norm": str(kernel.has_norm[1]).lower(),
         "hdim": kernel.hdims[0],
         "hdim_v": kernel.hdims[1],
-        **{name: getattr(kernel, name) for name in ("half", "width", "lanes", "units")},
-        "threads": _THREADS,
+        "half": -1 if kernel.half is None else kernel.half,
+        **{name: getattr(kernel, name) for name in ("width", "lanes", "units")},
+        "threads": THREADS,
     }
     why = f"the first call over heads of {traits.dtype} on {kernel.arch}"
     headers = "elements.h", "row_chunks.h"
     return device_spec(kernel.name, kernel.arch, "heads.hip", values, headers, why)
+
+
+def widest_load(dtype: str, numbers: Sequence[int]) -> int:
+    """How many numbers a thread loads at once, where these are multiples of it."""
+    width = LOAD_BYTES // DTYPE_BYTES[dtype]
+    while any(n % width for n in numbers):
+        width //= 2
+    return width
 
 
 class Loaded(NamedTuple):
@@ -129,9 +139,7 @@ class AmdHeads(StructLauncher):
                 raise NotImplementedError(
                     f"{name} has strides {x.stride()}; those of tokens and heads may be 2**31 - 1"
                 )
-        width = LOAD_BYTES // arguments.first.element_size()
-        while any(n % width for n in (*hdims, half, *strides)):
-            width //= 2
+        width = widest_load(traits.dtype, (*hdims, half, *strides))
         has_norm = arguments.q_weight is not None, arguments.k_weight is not None
         of_heads = hdims[0], hdims[-1]
         self._widest = HeadKernel(traits, target.arch, of_heads, half, has_norm, width)
@@ -150,7 +158,7 @@ class AmdHeads(StructLauncher):
         if width not in self._kernels:
             kernel = self._widest._replace(width=width)
             spec = kernel_spec(kernel)
-            address = self.load(jit.read(spec), _THREADS, spec.artifact_name, kernel.name, "")
-            blocks = tuple(-(-rows * kernel.lanes // _THREADS) for rows in self._rows)
+            address = self.load(jit.read(spec), THREADS, spec.artifact_name, kernel.name, "")
+            blocks = tuple(-(-rows * kernel.lanes // THREADS) for rows in self._rows)
             self._kernels[width] = Loaded(address, blocks)
         return self._kernels[width]
