@@ -421,7 +421,7 @@ def _add_export(commands: Any) -> None:
     flag("--hdim", "--hdims", metavar="HDIM", **many)
     features = (
         "compile kernels for calls with these, as plain, bias,dropout for each of two, or "
-        "bias+dropout for both (default: plain)"
+        "bias+dropout for both; append: those that append keys to caches (default: plain)"
     )
     flag("--features", nargs="+", type=_several(str), metavar="FEATURES", help=features)
     few = "also compile the forward kernels of few queries, as decoding and GQA have them"

@@ -135,9 +135,7 @@ def _namespace(version: str) -> str:
     return "v" + re.sub(r"\W", "_", version)
 
 
-def _inventory(
-    files: Mapping[str, str], kernels: Iterable[AnyKernel], version: str
-) -> str:
+def _inventory(files: Mapping[str, str], kernels: Iterable[AnyKernel], version: str) -> str:
     """What was exported, for people and for the next export into the same folder."""
     listed = [
         {"arch": x.arch, "name": x.name, "sha256": hashlib.sha256(x.image).hexdigest()}

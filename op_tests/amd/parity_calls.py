@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from untyped import explain, explain_bwd, fmha_bwd, fmha_fwd
+from untyped import explain, explain_bwd, flash_attn_with_kvcache, fmha_bwd, fmha_fwd
 
 from jitfmha import emulate
 
@@ -51,6 +51,7 @@ class Parity:
 _DROPPED = {"dropout_p": 0.2, "rng_state": torch.tensor([7, 3])}
 _DROPS = "-p_drop=0.2 -drop_seed=7 -drop_offset=3"
 _SMALL = "fwd -prec=bf16 -b=2 -h=4 -d=32 -s=17..70 -s_k=1..90 -lse=1"
+_APPENDED = "fwd -prec=bf16 -b=3 -h=3 -d=32 -s=17..30 -s_k=40..90 -mask=2 -lse=1"
 PARITY = (
     Parity(
         "causal", "fwd -prec=bf16 -b=2 -h=4 -d=64 -s=100..150 -mask=2 -lse=1", {"mask": "causal"}
@@ -82,6 +83,16 @@ PARITY = (
         "fwd -prec=bf16 -mode=1 -h=3 -d=32 -s=100,20..60 -s_k=130..160,300 -page_block_size=16 "
         "-lse=1",
     ),
+    Parity(
+        "append",
+        f"{_APPENDED} -s_knew=1..30 -rotary_dim=16 -rotary_interleaved=1 -page_block_size=16",
+        {"rotary_interleaved": True, "causal": True},
+    ),
+    Parity(
+        "append by an index",
+        f"{_APPENDED} -s_knew=1..30 -rotary_dim=32 -rotary_interleaved=0 -cache_batch_idx=1",
+        {"rotary_interleaved": False, "causal": True},
+    ),
     Parity("fp8", "fwd -prec=fp8 -b=2 -h=2 -d=128 -s=128 -vlayout=c -squant=1 -init=3 -lse=1"),
     Parity(
         "backward",
@@ -107,22 +118,29 @@ class Saved:
         given = dict(x[1:].split("=") for x in arguments)
         self._dtype = _PREFIXES[given["prec"]]
         self.out_dtype = torch.bfloat16 if self._dtype == _FP8 else self._dtype
-        self.is_group = given.get("mode") == "1"
+        self.new_keys = int(given.get("s_knew", 0))
+        self.is_group = given.get("mode") == "1" or self.new_keys > 0
         self.heads_q = int(given["h"])
         self.heads_k = int(given.get("h_k", self.heads_q))
         self._hdim = int(given["d"])
         self.page_size = int(given.get("page_block_size", 0))
         self.has_columns = given.get("vlayout") == "c"
-        self.batch = len(given["s"].split(",")) if self.is_group else int(given["b"])
+        self._rotary_dim = int(given.get("rotary_dim", 0))
+        self.has_index = given.get("cache_batch_idx") == "1"
+        if self.has_index:  # of which each sequence is a page
+            self.page_size = self.flat("cache_seqlens", torch.int32).max().item() + self.new_keys
+        is_group = given.get("mode") == "1"
+        self.batch = len(given["s"].split(",")) if is_group else int(given["b"])
 
     def flat(self, name: str, dtype: torch.dtype) -> Tensor:
         return torch.frombuffer(bytearray((self._folder / f"{name}.bin").read_bytes()), dtype=dtype)
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """One with heads, which lies in memory as (batch or pages, heads, rows, hdim)."""
-        heads = self.heads_k if name in ("k", "v", "dk", "dv") else self.heads_q
+        cached = "k", "v", "k_appended", "v_appended"
+        heads = self.heads_k if name in (*cached, "dk", "dv") else self.heads_q
         flat = self.flat(name, dtype or self._dtype)
-        is_paged = self.page_size > 0 and name in ("k", "v")
+        is_paged = self.page_size > 0 and name in cached
         packs = -1 if is_paged else 1 if self.is_group else self.batch
         if name == "v" and self.has_columns:
             return flat.view(packs, heads, self._hdim, -1).permute(0, 3, 1, 2)
@@ -152,9 +170,39 @@ class Saved:
             options[self._scores] = bias.view(self.batch, self.heads_q, *rows)
         return options
 
+    def appended(self) -> dict[str, Tensor]:
+        """What ``flash_attn_with_kvcache`` takes beside queries and caches."""
+
+        def new(name: str) -> Tensor:
+            flat = self.flat(name, self._dtype)
+            by_head = self.batch, self.heads_k, self.new_keys, self._hdim
+            return flat.view(by_head).transpose(1, 2)
+
+        lengths = self.flat("cache_seqlens", torch.int32)
+        table = self.flat("block_table", torch.int32).view(self.batch, -1)
+        tables = (self.flat(f"rotary_{x}", self._dtype) for x in ("cos", "sin"))
+        cos, sin = (x.view(-1, self._rotary_dim // 2) for x in tables)
+        where = {"cache_batch_idx": table[:, 0]} if self.has_index else {"block_table": table}
+        named = {"k": new("knew"), "v": new("vnew"), "rotary_cos": cos, "rotary_sin": sin}
+        return {**named, **where, "cache_seqlens": lengths}
+
+
+def appended_in_python(parity: Parity, saved: Saved) -> tuple[str, dict[str, Tensor]]:
+    """The same of a call that appends keys to its caches."""
+    q, k, v = (saved.tensor(name) for name in ("q", "k", "v"))
+    options = {**parity.options, **saved.appended()}
+    with emulate(ARCH, profile=True) as run:
+        out, lse = flash_attn_with_kvcache(
+            q.unflatten(0, (saved.batch, -1)), k, v, return_softmax_lse=True, **options
+        )
+    results = {"out": out.flatten(0, 1), "lse": lse.transpose(0, 1).flatten(1)}
+    return run.profiles()[-1].kernel, {**results, "k_appended": k, "v_appended": v}
+
 
 def called_in_python(parity: Parity, saved: Saved) -> tuple[str, dict[str, Tensor]]:
     """The kernel that Python takes, and its results by the names of what programs save."""
+    if saved.new_keys:
+        return appended_in_python(parity, saved)
     options = {**parity.options, **saved.options()}
     q, k, v = (saved.tensor(name) for name in ("q", "k", "v"))
     if saved.is_group:

@@ -1,5 +1,5 @@
-// Keys and values that are appended to caches, and the rotation of keys and queries: random ones, the
-// call of the library, and what it leaves as the CPU computes it.
+// Keys and values that are appended to caches, and the rotation of keys and queries: random ones,
+// the call of the library, and what it leaves as the CPU computes it.
 #pragma once
 
 #include "bench_mha.h"
@@ -49,7 +49,9 @@ class AppendedKeys {
   }
 
   // Queries as attention reads them.
-  const hip::Memory& queries(const Inputs& inputs) const { return rotates() ? q_ : inputs.q.memory; }
+  const hip::Memory& queries(const Inputs& inputs) const {
+    return rotates() ? q_ : inputs.q.memory;
+  }
 
   void launch(const Problem& problem, const Inputs& inputs) const {
     const jitfmha::MhaArgs& of = problem.args;
@@ -161,9 +163,7 @@ class AppendedKeys {
       lengths.push_back(static_cast<std::int32_t>(each.rows_k - problem.cache.new_keys));
     return lengths;
   }
-  static bool has_mask(const Problem& problem) {
-    return problem.args.mask != jitfmha::Mask::none;
-  }
+  static bool has_mask(const Problem& problem) { return problem.args.mask != jitfmha::Mask::none; }
   bool rotates() const { return cache_.rotary_dim > 0; }
 
   void rotate(Drawn& tensor, std::size_t at, std::int64_t position) const {

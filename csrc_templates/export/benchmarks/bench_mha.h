@@ -266,8 +266,8 @@ struct Scores {
   double softcap = 0, sink = -HUGE_VAL;
 };
 
-// How keys are kept: in a cache to which new ones are appended, in pages, or with an index that says
-// which sequence of the cache each one is.
+// How keys are kept: in a cache to which new ones are appended, in pages, or with an index that
+// says which sequence of the cache each one is.
 struct KeyCache {
   std::int64_t new_keys = 0, rotary_dim = 0, page_size = 0;
   bool is_interleaved = false, has_index = false;
@@ -549,10 +549,11 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
   const std::vector<std::int64_t> given_q = options.numbers("s");
   const std::vector<std::int64_t> given_k = options.numbers("s_k");
   args.batch = has_lengths && given_q.size() > 1 ? static_cast<std::int64_t>(given_q.size())
-                                              : options.number("b");
+                                                 : options.number("b");
   if (args.batch < 1) options.refuse("b");
   for (const auto& [name, given] : {std::pair("s", &given_q), std::pair("s_k", &given_k)})
-    if (given->size() != 1 && !(has_lengths && given->size() == static_cast<std::size_t>(args.batch)))
+    if (given->size() != 1 &&
+        !(has_lengths && given->size() == static_cast<std::size_t>(args.batch)))
       options.refuse(name);
   const bool as_q = given_k[0] < 0;
   const std::vector<std::int64_t> rows_q = lengths_of(given_q, args.batch, has_lengths, random);
@@ -563,8 +564,7 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
   if (cache.new_keys > rows_k[0]) options.refuse("s_knew");
   if (cache.is_appended())
     for (std::size_t i = 1; i < rows_k.size(); ++i)
-      rows_k[i] =
-          std::uniform_int_distribution<std::int64_t>(cache.new_keys, rows_k[0])(random);
+      rows_k[i] = std::uniform_int_distribution<std::int64_t>(cache.new_keys, rows_k[0])(random);
   if (has_lengths && options.has("s_kpad")) {
     const std::vector<std::int64_t> given = options.numbers("s_kpad");
     for (std::size_t i = 0; i < rooms_k.size(); ++i)
