@@ -93,6 +93,13 @@ PARITY = (
         f"{_APPENDED} -s_knew=1..30 -rotary_dim=32 -rotary_interleaved=0 -cache_batch_idx=1",
         {"rotary_interleaved": False, "causal": True},
     ),
+    Parity(
+        "append and split keys",
+        "fwd -prec=bf16 -b=1 -h=2 -d=32 -s=17..60 -s_k=1500..2000 -s_knew=1..70 -rotary_dim=24 "
+        "-rotary_interleaved=0 -mask=2 -lse=1",
+        {"rotary_interleaved": False, "causal": True},
+        is_split=True,
+    ),
     Parity("fp8", "fwd -prec=fp8 -b=2 -h=2 -d=128 -s=128 -vlayout=c -squant=1 -init=3 -lse=1"),
     Parity(
         "backward",
@@ -179,10 +186,12 @@ class Saved:
             return flat.view(by_head).transpose(1, 2)
 
         lengths = self.flat("cache_seqlens", torch.int32)
-        table = self.flat("block_table", torch.int32).view(self.batch, -1)
         tables = (self.flat(f"rotary_{x}", self._dtype) for x in ("cos", "sin"))
         cos, sin = (x.view(-1, self._rotary_dim // 2) for x in tables)
-        where = {"cache_batch_idx": table[:, 0]} if self.has_index else {"block_table": table}
+        where = {}
+        if self.page_size:
+            table = self.flat("block_table", torch.int32).view(self.batch, -1)
+            where = {"cache_batch_idx": table[:, 0]} if self.has_index else {"block_table": table}
         named = {"k": new("knew"), "v": new("vnew"), "rotary_cos": cos, "rotary_sin": sin}
         return {**named, **where, "cache_seqlens": lengths}
 
@@ -191,12 +200,12 @@ def appended_in_python(parity: Parity, saved: Saved) -> tuple[str, dict[str, Ten
     """The same of a call that appends keys to its caches."""
     q, k, v = (saved.tensor(name) for name in ("q", "k", "v"))
     options = {**parity.options, **saved.appended()}
+    by_sequence = (x if x.dim() == 4 else x.unflatten(0, (saved.batch, -1)) for x in (q, k, v))
     with emulate(ARCH, profile=True) as run:
-        out, lse = flash_attn_with_kvcache(
-            q.unflatten(0, (saved.batch, -1)), k, v, return_softmax_lse=True, **options
-        )
+        out, lse = flash_attn_with_kvcache(*by_sequence, return_softmax_lse=True, **options)
     results = {"out": out.flatten(0, 1), "lse": lse.transpose(0, 1).flatten(1)}
-    return run.profiles()[-1].kernel, {**results, "k_appended": k, "v_appended": v}
+    kernel = next(x.kernel for x in run.profiles() if x.kernel.startswith("fmha_fwd"))
+    return kernel, {**results, "k_appended": k, "v_appended": v}
 
 
 def called_in_python(parity: Parity, saved: Saved) -> tuple[str, dict[str, Tensor]]:

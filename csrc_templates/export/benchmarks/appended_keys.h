@@ -60,6 +60,7 @@ class AppendedKeys {
     traits.hdim_q = args.hdim_q = of.hdim_q;
     traits.hdim_v = args.hdim_v = of.hdim_v;
     traits.data_type = of.dtype;
+    traits.is_v_rowmajor = of.v_column == 1;
     if (rotates())
       traits.rope_type =
           cache_.is_interleaved ? jitfmha::Rope::interleaved : jitfmha::Rope::half_rotated;
