@@ -50,8 +50,9 @@ _DTYPES = (*_READY_DTYPES, "fp32", "int8")
 """All members of ``jitfmha::DataType`` in order."""
 _COPIED = (
     "build_mha.sh",
-    *(f"benchmarks/{x}.cpp" for x in ("bench_mha_bwd", "bench_mha_fwd")),
-    *(f"benchmarks/{x}.h" for x in ("appended_keys", "bench_mha", "hip")),
+    "benchmarks/appended_keys.h",
+    *(f"benchmarks/{x}" for x in ("bench_mha.h", "bench_mha_bwd.cpp", "bench_mha_fwd.cpp")),
+    "benchmarks/hip.h",
 )
 _SCORE_DTYPES = ("bool", "bf16", "fp16", "fp32")
 """Those of ``jitfmha::ScoreType``, whose first one has no such name in C++."""
