@@ -86,8 +86,7 @@ void example() {
       };
       Values cached = sequence(before, keys), q_rotated = sequence(q, 1);
       for (std::int64_t h = 0; h < kKeyHeads; ++h) {
-        for (std::int64_t d = 0; d < kHdim; ++d)
-          cached.at(0, keys - 1, h, d) = k.at(n, 0, h, d);
+        for (std::int64_t d = 0; d < kHdim; ++d) cached.at(0, keys - 1, h, d) = k.at(n, 0, h, d);
         rotate(cached, keys - 1, h, keys - 1);
       }
       for (std::int64_t h = 0; h < kHeads; ++h) rotate(q_rotated, 0, h, keys - 1);

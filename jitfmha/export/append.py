@@ -72,10 +72,10 @@ def compiled_append(made_for: AppendPass) -> AppendKernel:
 
 
 def _passes(arch: Arch, dtype: str, kv_dtype: str, hdims: tuple[int, int]) -> Iterator[AppendPass]:
-    if not {*FP8_NAMES.values()}.isdisjoint({dtype, kv_dtype} - {architecture(arch).fp8_dtype}):
-        return
     if dtype in EIGHT_BIT_NAMES:
-        dtype = kv_dtype = "int8"
+        dtype = kv_dtype = "int8"  # which is copied
+    elif kv_dtype not in (dtype, "int8", architecture(arch).fp8_dtype):
+        return
     cache = "fp8" if kv_dtype in FP8_NAMES.values() else kv_dtype
     for rope in _ROPES:
         if rope != "none" and (dtype in EIGHT_BIT_NAMES or hdims[0] < 2):
