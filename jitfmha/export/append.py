@@ -71,17 +71,19 @@ def compiled_append(made_for: AppendPass) -> AppendKernel:
     return AppendKernel(made_for, jit.read(made_for.spec))
 
 
-def _passes(arch: Arch, dtype: str, kv_dtype: str, hdims: tuple[int, int]) -> Iterator[AppendPass]:
+def _passes(
+    arch: Arch, dtype: str, kv_dtype: str, hdims: tuple[int, int], may_be_packed: bool
+) -> Iterator[AppendPass]:
     if dtype in EIGHT_BIT_NAMES:
         dtype = kv_dtype = "int8"  # which is copied
     elif kv_dtype not in (dtype, "int8", architecture(arch).fp8_dtype):
         return
     cache = "fp8" if kv_dtype in FP8_NAMES.values() else kv_dtype
-    for rope in _ROPES:
+    for rope, is_packed in itertools.product(_ROPES, (False, True)[: 1 + may_be_packed]):
         if rope != "none" and (dtype in EIGHT_BIT_NAMES or hdims[0] < 2):
             continue
         is_interleaved = rope == "interleaved"
-        traits = HeadTraits(dtype, dtype, dtype, kv_dtype, is_interleaved, is_packed=False)
+        traits = HeadTraits(dtype, dtype, dtype, kv_dtype, is_interleaved, is_packed)
         widest = widest_load(dtype, hdims)
         for width in sorted({widest, 1}, reverse=True):  # 1 serves what is aligned to nothing
             half = 0 if rope == "none" else None

@@ -334,12 +334,13 @@ _REFUSALS = NotImplementedError, TypeError, ValueError
 _MEANT_BY_OTHERS = Feature.LSE, Feature.PADDED_SEQUENCES
 
 
-def selected_types(selection: Selection) -> Iterator[tuple[str, str, tuple[int, int]]]:
-    """The dtypes of forward calls and of their keys, and their head dimensions."""
+def selected_types(selection: Selection) -> Iterator[tuple[str, str, tuple[int, int], bool]]:
+    """The dtypes of forward calls and of their keys, hdims, and whether pages may be packed."""
     for subset in _subsets(selection):
         if "forward" in subset.directions:
+            may_be_packed = any("packed_pages" in features for features in subset.features)
             for dtypes, hdims in itertools.product(subset.dtypes, subset.hdims):
-                yield *dtypes, hdims
+                yield *dtypes, hdims, may_be_packed
 
 
 def _subsets(selection: Selection) -> tuple[Subset, ...]:

@@ -255,7 +255,8 @@ def _append_entry(each: AppendKernel) -> str:
     hdims = ", ".join(map(str, kernel.hdims))
     return (
         f"{{{_arch(each.arch)}, DataType::{made.dtype}, KeyType::{made.cache}, {hdims}, "
-        f'Rope::{made.rope}, {kernel.width}, {kernel.lanes}, {THREADS}, "{each.name}", '
+        f"Rope::{made.rope}, {_bool(kernel.traits.is_packed)}, "
+        f'{kernel.width}, {kernel.lanes}, {THREADS}, "{each.name}", '
         f"{_image(each, each.name)}}},"
     )
 

@@ -125,7 +125,8 @@ class AppendArguments(ctypes.Structure):
             for of in ("", "nhead_", "batch_")
             for name in ("q", "k", "knew", "v", "vnew")
         ),
-        *(("q_out_ptr", ctypes.c_void_p), ("k_descale", Descale), ("v_descale", Descale)),
+        *(("q_out_ptr", ctypes.c_void_p), ("has_packed_pages", ctypes.c_bool)),
+        *((name, Descale) for name in ("k_descale", "v_descale")),
     ]
 
     def set_tensor(self, name: str, x: Tensor) -> None:

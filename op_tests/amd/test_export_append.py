@@ -19,6 +19,7 @@ from exported_calls import (
     build_shim,
     write_library,
 )
+from packed_pages import packed_keys, packed_values
 from torch import Tensor
 
 from jitfmha import emulate
@@ -28,6 +29,7 @@ from jitfmha.emulator.session import DEVICES
 from jitfmha.export.append import append_passes
 from jitfmha.export.kernels import Selection, features_named, selection_of
 from jitfmha.problem.dtypes import DTYPE_NAMES
+from jitfmha.problem.packed_pages import are_packed, shape_of_keys
 from jitfmha.rows.heads.problem import HeadArguments
 from jitfmha.rows.heads.run import run_heads
 
@@ -36,6 +38,8 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not 
 # Without masks there are no kernels but those of heads.
 APPEND = Selection(("gfx942",), ("forward",), hdims=((64, 40),), masks=(), appends=True)
 NOTHING = Selection(("gfx942",), directions=(), hdims=((1, 1),))
+PACKED = (("packed_pages",),)
+WHERE = ("", "cache_batch_idx", "block_table", "packed_pages")
 ROPES = ("none", "interleaved", "half_rotated")
 
 
@@ -46,17 +50,18 @@ class Kind(NamedTuple):
     dtype: torch.dtype
     cache_dtype: torch.dtype
     hdims: tuple[int, int]
+    may_be_packed: bool = True
 
 
 KINDS = (
     Kind("gfx942", torch.bfloat16, torch.bfloat16, (64, 40)),
-    Kind("gfx950", torch.float16, torch.float8_e4m3fn, (20, 24)),
-    Kind("gfx942", torch.float8_e4m3fnuz, torch.float8_e4m3fnuz, (64, 40)),
+    Kind("gfx950", torch.float16, torch.float8_e4m3fn, (20, 24), may_be_packed=False),
+    Kind("gfx942", torch.float8_e4m3fnuz, torch.float8_e4m3fnuz, (64, 48)),
 )
 EXPORTED = (
-    APPEND._replace(dtypes=("bf16",)),
+    APPEND._replace(dtypes=("bf16",), features=PACKED),
     APPEND._replace(arches=("gfx950",), dtypes=("fp16",), hdims=((20, 24),), kv_dtype="fp8"),
-    APPEND._replace(dtypes=("fp8",)),
+    APPEND._replace(dtypes=("fp8",), hdims=((64, 48),), features=PACKED),
 )
 
 
@@ -78,7 +83,8 @@ class Given(NamedTuple):
     tensors: dict[str, Tensor]
 
     @classmethod
-    def draw(cls, drawn: random.Random, rng: torch.Generator, kind: Kind) -> "Given":
+    def draw(cls, drawn: random.Random, rng: torch.Generator, kind: Kind, where: str) -> "Given":
+        """With the keys of sequences in the cache as ``where`` says, one of ``WHERE``."""
         hdim, hdim_v = kind.hdims
         is_rotated = kind.dtype.itemsize > 1 and drawn.random() < 0.8
         batch, heads, heads_k = drawn.choice((1, 3)), drawn.choice((1, 5)), drawn.choice((1, 2))
@@ -98,18 +104,21 @@ class Given(NamedTuple):
         tensors = {"seqlens": lengths, "q": tensor(batch, queries, heads, hdim)}
         tensors |= {"knew": tensor(batch, new, heads_k, hdim)}
         tensors |= {"vnew": tensor(batch, new, heads_k, hdim_v)}
-        where, page_size, pages = drawn.choice(("", "cache_batch_idx", "block_table")), 70, batch
+        page_size, pages = 70, batch
         if where == "cache_batch_idx":
             tensors[where] = torch.randperm(batch + 2, generator=rng)[:batch].int()
             pages = batch + 2
-        elif where == "block_table":
-            page_size = drawn.choice((1, 7, 16))
+        elif where:
+            page_size = 16 if where == "packed_pages" else drawn.choice((1, 7, 16))
             of_sequence = -(-70 // page_size)
             order = torch.randperm(batch * of_sequence, generator=rng)
-            tensors[where] = order.view(batch, of_sequence).int()
+            tensors["block_table"] = order.view(batch, of_sequence).int()
             pages = batch * of_sequence
         for name, columns in (("k", hdim), ("v", hdim_v)):
-            tensors[name] = tensor(pages, page_size, heads_k, columns, dtype=kind.cache_dtype)
+            cache = tensor(pages, page_size, heads_k, columns, dtype=kind.cache_dtype)
+            if where == "packed_pages" and kind.may_be_packed:
+                cache = packed_keys(cache) if name == "k" else packed_values(cache)
+            tensors[name] = cache
             if kind.dtype != kind.cache_dtype and drawn.random() < 0.7:
                 count = drawn.choice((1, heads_k))
                 tensors[f"{name}_descale"] = torch.rand(count, generator=rng) * 0.05 + 0.001
@@ -163,14 +172,20 @@ class Given(NamedTuple):
             seqlen_q=given["q"].shape[1],
             seqlen_knew=given["knew"].shape[1],
             nhead_q=given["q"].shape[2],
-            nhead_k=given["k"].shape[2],
+            nhead_k=given["knew"].shape[2],
             hdim_q=given["q"].shape[3],
-            hdim_v=given["v"].shape[3],
+            hdim_v=given["vnew"].shape[3],
             seqlen_k_ptr=given["seqlens"].data_ptr(),
             has_mask=self.has_mask,
         )
         for name in ("q", "k", "v", "knew", "vnew"):
             arguments.set_tensor(name, given[name])
+        arguments.has_packed_pages = are_packed(given["k"])
+        if arguments.has_packed_pages:
+            for name in ("k", "v"):
+                page, head, *_ = given[name].stride()
+                setattr(arguments, f"batch_stride_{name}", page)
+                setattr(arguments, f"nhead_stride_{name}", head)
         if q_out is not None:
             arguments.q_out_ptr = q_out.data_ptr()
         if self.rope != "none":
@@ -181,7 +196,7 @@ class Given(NamedTuple):
             table = given["block_table"]
             arguments.block_table_ptr = table.data_ptr()
             arguments.batch_stride_block_table = table.stride(0)
-            arguments.page_block_size = given["k"].shape[1]
+            arguments.page_block_size = shape_of_keys(given["k"])[1]
         if "cache_batch_idx" in given:
             arguments.cache_batch_idx = given["cache_batch_idx"].data_ptr()
         for name in ("k_descale", "v_descale"):
@@ -196,7 +211,7 @@ class Given(NamedTuple):
         dtype, cache = given["knew"].dtype, given["k"].dtype
         return AppendTraits(
             hdim_q=given["q"].shape[3],
-            hdim_v=given["v"].shape[3],
+            hdim_v=given["vnew"].shape[3],
             data_type=DTYPES[DTYPE_NAMES[dtype]],
             rope_type=ROPES.index(self.rope),
             cache_type=0 if dtype == cache else 2 if cache == torch.int8 else 1,
@@ -206,8 +221,8 @@ class Given(NamedTuple):
 @pytest.mark.parametrize("kind", KINDS)
 def test_bits_are_those_of_python(kind, calls, rng):
     drawn = random.Random(rng.initial_seed())
-    for _ in range(8):
-        given = Given.draw(drawn, rng, kind)
+    for where in WHERE * 2:
+        given = Given.draw(drawn, rng, kind, where)
         expected, found = given.copy(), given.copy()
         expected.run_in_python(kind.arch)
         found.run_in_cpp(calls, kind.arch)
@@ -260,6 +275,17 @@ def refused(calls: ExportedCalls, traits: dict[str, Any], arguments: dict[str, A
         ({}, {"stride_k": 1 << 31}, "unsupported: stride_k is 2147483648; kernels take up to"),
         ({}, {"batch": 1 << 31}, "unsupported: batch is 2147483648, of 1 tokens"),
         ({}, {"block_table_ptr": 8}, "page_block_size is 0; it is at least 1"),
+        ({}, {"has_packed_pages": True}, "block_table_ptr is null"),
+        (
+            {"hdim_q": 20},
+            {"hdim_q": 20, "block_table_ptr": 8, "page_block_size": 16, "has_packed_pages": True},
+            "hdim_q is 20; packed pages are in pieces of 16 bytes, which is 8",
+        ),
+        (
+            {"cache_type": 2},
+            {"block_table_ptr": 8, "page_block_size": 32, "has_packed_pages": True},
+            "--kv-dtype int8 --hdims 64x40 --features append,packed_pages has it",
+        ),
         ({}, {"block_table_ptr": 8, "cache_batch_idx": 8}, "cache_batch_idx is given with block_"),
         ({}, {"k_descale": Descale(8, 0, 0)}, "k_descale is given, and caches are of data_type"),
         ({"cache_type": 1}, {"v_descale": Descale(8, 1, 0)}, "v_descale.batch is 1; caches have"),
