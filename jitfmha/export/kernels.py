@@ -44,8 +44,8 @@ FEATURES = tuple(
     for name, feature in NAMED_FEATURES.items()
     if feature
     not in (
-        *(Feature.QUERY_HEAD_DESCALES, Feature.TOKEN_DESCALES),
-        Feature.PACKED_PAGES,
+        Feature.QUERY_HEAD_DESCALES,
+        Feature.TOKEN_DESCALES,
     )
 )
 """What exported calls may have, by the names that ``build`` knows."""
@@ -440,10 +440,12 @@ def features_of(traits: ForwardTraits | BackwardTraits) -> str:
             "int8_probabilities" if traits.has_int8_probabilities else "",
             "split_results" if traits.leaves_parts else "",
         )
+    are_packed = traits.access == "packed_pages"
     words = (
         *of_forward,
-        "column_major_v" if traits.has_column_major_v else "",
+        "column_major_v" if traits.has_column_major_v and not are_packed else "",
         "paged_keys" if traits.access in ("paged", "wide_pages") else "",
+        "packed_pages" if are_packed else "",
         *traits.modifiers.words(),
         "large_softcap" if traits.has_large_softcap else "",
     )

@@ -77,7 +77,7 @@ class ForwardArguments(ctypes.Structure):
         *((name, Descale) for name in ("q_descale", "k_descale", "v_descale", "p_descale")),
         ("block_table", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("block_table_stride", "page_size", "num_pages")),
-        ("num_splits", ctypes.c_int64),
+        *(("has_packed_pages", ctypes.c_bool), ("num_splits", ctypes.c_int64)),
         *((name, ctypes.c_void_p) for name in ("out_accum", "lse_accum")),
     ]
 

@@ -24,6 +24,7 @@ from exported_calls import (
     CallError,
     ExportedCalls,
     ForwardArguments,
+    Strides,
     build_shared,
     build_shim,
     set_descale,
@@ -33,6 +34,7 @@ from exported_calls import (
 )
 from inputs import LAYOUTS
 from packed_calls import Sequences
+from packed_pages import packed_keys, packed_values
 from score_features import Shape
 from torch import Tensor
 from untyped import explain, fmha_bwd, fmha_fwd
@@ -70,7 +72,10 @@ EXPORTED = (
     FORWARD._replace(dtypes=("fp8",), hdims=((72, 40),)),
     FORWARD._replace(dtypes=("int8",), hdims=((64, 40),), features=((), ("int8_probabilities",))),
     FORWARD._replace(
-        dtypes=("fp16",), hdims=((72, 72),), modes=("gm1",), features=(("paged_keys",),)
+        dtypes=("fp16",),
+        hdims=((72, 72),),
+        modes=("gm1",),
+        features=(("paged_keys",), ("packed_pages",)),
     ),
 )
 PLAIN = {"hdim_q": 96, "hdim_v": 40, "softmax_scale": 1.0, "mask": 2}
@@ -412,6 +417,52 @@ def test_pages(page_size, kernel, calls, rng):
     packed = [unpaged(x, table, lengths_k) for x in (k, v)]
     expected = attention_packed(q, *packed, *sequences.spans, **options)
     assert_near((out, lse), expected, q, *packed, options)
+
+
+def test_packed_pages_are_those_of_python(calls, rng):
+    lengths_q, lengths_k = [150, 129], [70, 33]
+    sequences = Sequences((lengths_q, lengths_k))
+    q = torch.randn(sum(lengths_q), 2, 72, generator=rng).half()
+    rows = (torch.randn(9, 16, 1, 72, generator=rng).half() for _ in "kv")
+    k, v = (make(x) for make, x in zip((packed_keys, packed_values), rows, strict=True))
+    table = torch.randint(9, (2, 5), generator=rng, dtype=torch.int32)
+    call = kind("gfx950", "fp16", (72, 72), 0, (), is_group=True, lengths=((1, 1),) * 2)
+    out, options = torch.full_like(q, torch.nan), {"mask": 0, "softmax_scale": 0.125}
+    groups = sequences.groups | {"max_seqlen_k": 70}
+    given = Inputs(q, q[:, :1], q[:, :1], out, options, groups, attention_packed, q, q)
+    arguments = arguments_of(replace(call, heads=(2, 1)), given, ForwardArguments)
+    arguments.block_table, arguments.block_table_stride = table.data_ptr(), table.stride(0)
+    arguments.page_size, arguments.num_pages, arguments.has_packed_pages = 16, 9, True
+    arguments.seqlen_k = sum(lengths_k)
+    for name, x in (("k", k), ("v", v)):
+        setattr(arguments, name, x.data_ptr())
+        setattr(arguments, f"{name}_strides", Strides(x.stride(0), 99, x.stride(1)))
+    check_like_python(
+        calls, call.arch, arguments, (q, k, v), block_table=table, **options, **groups
+    )
+    arguments.page_size = 12
+    with pytest.raises(CallError, match="page_size is 12; packed pages are in pieces of 16 bytes"):
+        calls.plan(arguments)
+
+
+def check_like_python(
+    calls: ExportedCalls,
+    arch: str,
+    arguments: ForwardArguments,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    **options: Any,
+) -> str:
+    """The same kernel gives the same bits; without an output so far. Its name."""
+    with emulate(arch):
+        kernel = explain(*inputs, **options).plan.kernel
+        expected = fmha_fwd(*inputs, return_lse=True, **options)
+    out, lse = (torch.full_like(x, torch.nan) for x in expected)
+    set_tensor(arguments, "out", out)
+    arguments.lse = lse.data_ptr()
+    assert launch(calls, arch, arguments) == kernel
+    assert torch.equal(out, expected[0])
+    assert torch.equal(lse, expected[1])
+    return str(kernel)
 
 
 def test_latent_attention(calls, rng):
