@@ -39,15 +39,7 @@ DTYPES = ("bf16", "fp16", "fp8", "fp32", "int8")
 """What exported calls take: of fp8 and int8 forward calls, of fp8 in the form that the chip has."""
 READY_DTYPES = DTYPES[:3]
 """Those of kernels that come ready."""
-FEATURES = tuple(
-    name
-    for name, feature in NAMED_FEATURES.items()
-    if feature
-    not in (
-        Feature.QUERY_HEAD_DESCALES,
-        Feature.TOKEN_DESCALES,
-    )
-)
+FEATURES = tuple(NAMED_FEATURES)
 """What exported calls may have, by the names that ``build`` knows."""
 MASKS = {"none": NO_MASK, "causal": CAUSAL_MASK}
 """Kernels with a mask take both corners, but for those of forward with a tile, which have one."""
@@ -406,8 +398,17 @@ def _of_few_queries(problem: Problem, traits: ForwardTraits) -> Iterator[Forward
 
 
 def _variants(traits: _T) -> Iterator[_T]:
-    """The kernels of such calls: with another soft cap, and with pages of any size."""
+    """The kernels of such calls: with another soft cap, and with pages of any size.
+
+    Where tokens have scales, also those whose keys alone, or values alone, have such.
+    """
     yield traits
+    if isinstance(traits, ForwardTraits) and all(
+        (traits.has_token_k_descales, traits.has_token_v_descales)
+    ):
+        one_scale = replace(traits, has_descales=True)
+        yield from _variants(replace(one_scale, has_token_k_descales=False))
+        yield from _variants(replace(one_scale, has_token_v_descales=False))
     if traits.access == "wide_pages":
         yield from _variants(replace(traits, access="paged"))
     if traits.modifiers.asked.logit_softcap and not traits.has_large_softcap:
@@ -437,6 +438,8 @@ def features_of(traits: ForwardTraits | BackwardTraits) -> str:
         of_forward = (
             f"{kv}_keys" if traits.kv_dtype != traits.dtype else "",
             "descales" if traits.has_descales else "",
+            "token_k" if traits.has_token_k_descales else "",
+            "token_v" if traits.has_token_v_descales else "",
             "int8_probabilities" if traits.has_int8_probabilities else "",
             "split_results" if traits.leaves_parts else "",
         )

@@ -40,7 +40,11 @@ class Strides(ctypes.Structure):
 
 
 class Descale(ctypes.Structure):
-    _fields_ = [("scales", ctypes.c_void_p), ("batch", ctypes.c_int64), ("head", ctypes.c_int64)]
+    _fields_ = [
+        ("scales", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("batch", "head", "token")),
+        ("of_query_heads", ctypes.c_bool),
+    ]
 
 
 def _score_fields(row: ScoreFeature) -> list[tuple[str, Any]]:
@@ -155,9 +159,17 @@ def set_tensor(arguments: ctypes.Structure, name: str, x: Tensor) -> None:
 
 
 def set_descale(arguments: ForwardArguments, name: str, x: Tensor) -> None:
-    """The address of a scale, or of one for each sequence and key head, and its strides."""
-    strides = (0, 0) if x.dim() == 1 else x.stride()
-    setattr(arguments, name, Descale(x.data_ptr(), *strides))
+    """The address of a scale, or of several in one of the forms that ``fmha_fwd`` takes.
+
+    One for each head, of several, is of query heads where it is of q or of probabilities.
+    """
+    if x.dim() > 2:
+        *batch, token, head, _ = x.stride()
+        setattr(arguments, name, Descale(x.data_ptr(), *(batch or (0,)), head, token))
+        return
+    strides = (0, 0) if x.shape == (1,) else (0, *x.stride())[-2:]
+    of_query_heads = x.dim() == 1 and x.shape[0] > 1 and name[0] in "qp"
+    setattr(arguments, name, Descale(x.data_ptr(), *strides, 0, of_query_heads))
 
 
 def set_scores(arguments: ctypes.Structure, options: Mapping[str, Any]) -> None:

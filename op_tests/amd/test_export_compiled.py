@@ -22,6 +22,7 @@ from exported_calls import (
     DTYPES,
     BackwardArguments,
     CallError,
+    Descale,
     ExportedCalls,
     ForwardArguments,
     Strides,
@@ -70,7 +71,11 @@ EXPORTED = (
     FORWARD._replace(dtypes=("fp16",), hdims=((72, 40),), kv_dtype="int8", features=(("alibi",),)),
     FORWARD._replace(dtypes=("bf16",), hdims=((576, 512),), modes=("gm1",)),
     FORWARD._replace(dtypes=("fp8",), hdims=((72, 40),)),
-    FORWARD._replace(dtypes=("int8",), hdims=((64, 40),), features=((), ("int8_probabilities",))),
+    FORWARD._replace(
+        dtypes=("int8",),
+        hdims=((64, 40),),
+        features=((), ("int8_probabilities",), ("token_descales",)),
+    ),
     FORWARD._replace(
         dtypes=("fp16",),
         hdims=((72, 72),),
@@ -216,21 +221,18 @@ def test_forward(of_kind, calls, rng):
     check_forward(calls, call, given)
 
 
-def set_descales(arguments: ForwardArguments, call: CompiledCall, given: Inputs) -> None:
+def set_descales(arguments: ForwardArguments, given: Inputs) -> None:
     for name in Descales._fields:
         scale = given.options.get(f"{name}_descale")
         if scale is not None:
-            # One of each head is one of each sequence and head, the same ones of all sequences.
-            per_head = call.scales == "each head"
-            x = scale.expand(len(call.lengths), -1) if per_head else scale
-            set_descale(arguments, f"{name}_descale", x)
+            set_descale(arguments, f"{name}_descale", scale)
 
 
 def check_forward(calls: ExportedCalls, call: CompiledCall, given: Inputs) -> None:
     arguments = arguments_of(call, given, ForwardArguments)
     arguments.num_splits = call.num_splits
     arguments.key_type = ("", "fp8", "int8").index(call.kv_dtype)
-    set_descales(arguments, call, given)
+    set_descales(arguments, given)
     lse = torch.full((*given.q.shape[:-3], call.heads[0], given.q.shape[-3]), torch.nan)
     set_tensor(arguments, "out", given.out)
     arguments.lse = lse.data_ptr()
@@ -279,7 +281,7 @@ def test_few_queries_are_those_of_python(of_kind, rng, tmp_path):
         given = drawn_inputs(call, rng)
         arguments = arguments_of(call, given, ForwardArguments)
         arguments.key_type = ("", "fp8", "int8").index(call.kv_dtype)
-        set_descales(arguments, call, given)
+        set_descales(arguments, given)
         lse = torch.full((*given.q.shape[:-3], heads[0], given.q.shape[-3]), torch.nan)
         set_tensor(arguments, "out", given.out)
         arguments.lse = lse.data_ptr()
@@ -445,6 +447,45 @@ def test_packed_pages_are_those_of_python(calls, rng):
         calls.plan(arguments)
 
 
+@pytest.mark.parametrize("form", ["each token", "tokens of k", "tokens of v", "each head"])
+def test_scales_are_those_of_python(form, calls, rng):
+    scales = "each head" if form == "each head" else "each token"
+    call = kind("gfx950", "int8", (64, 40), 0, (), scales=scales, lengths=((129, 70),) * 2)
+    given = drawn_inputs(replace(call, heads=(4, 2)), rng)
+    if form == "tokens of k":
+        given.options["v_descale"] = torch.full((1,), 1 / 64)
+    elif form == "tokens of v":
+        given.options["k_descale"] = torch.rand(2, 2, generator=rng) / 64
+    arguments = arguments_of(replace(call, heads=(4, 2)), given, ForwardArguments)
+    set_descales(arguments, given)
+    inputs = given.q, given.k, given.v
+    kernel = check_like_python(calls, call.arch, arguments, inputs, **given.options)
+    assert ("token_k" in kernel) == (form in ("each token", "tokens of k"))
+    assert ("token_v" in kernel) == (form in ("each token", "tokens of v"))
+
+
+@pytest.mark.parametrize(
+    ("name", "descale", "text"),
+    [
+        ("q", Descale(8, token=1), "q_descale.token is 1; tokens are those of k and v"),
+        ("k", Descale(8, token=-1), "k_descale.token is -1; it is not negative"),
+        ("v", Descale(8, of_query_heads=True), "v_descale.of_query_heads is true"),
+    ],
+)
+def test_scales_that_nothing_has(name, descale, text, calls):
+    assert load("plain").hipSetDevice(DEVICES["gfx950"]) == 0
+    arguments = ForwardArguments(
+        **dict.fromkeys(("batch", "heads_q", "heads_k", "seqlen_q", "q", "out"), 1),
+        dtype=5,
+        hdim_q=64,
+        hdim_v=40,
+        softmax_scale=1.0,
+        **{f"{x}_descale": descale if x == name else Descale(8) for x in "qkv"},
+    )
+    with pytest.raises(CallError, match=f"^invalid_argument: {text}"):
+        calls.launch(arguments)
+
+
 def check_like_python(
     calls: ExportedCalls,
     arch: str,
@@ -554,6 +595,14 @@ def test_the_workspace_of_splits(calls):
         ({"logit_softcap": 2000.0}, r".*softcap\+large_softcap, .* --features softcap has it"),
         ({"mode": 1, "bf16_cvt": 1}, ".* --mode gm1 --bf16-cvt rtna --features plain has it"),
         ({"dtype": 5}, ".*int8, .* --dtype int8 "),
+        (
+            {"dtype": 5, "k_descale": Descale(8, token=1)},
+            r".*, descales\+token_k, .* --features token_descales has it",
+        ),
+        (
+            {"dtype": 5, "heads_q": 2, "q_descale": Descale(8, of_query_heads=True)},
+            r".*, descales, .* --features query_head_descales has it",
+        ),
         ({"key_type": 2, "sink": 1}, r".*, int8_keys\+descales\+sink, .* --kv-dtype int8 "),
     ],
 )
