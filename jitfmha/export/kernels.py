@@ -18,6 +18,7 @@ from ..kernels.compiled.backward_launch import BackwardKernel
 from ..kernels.compiled.backward_traits import BackwardTraits, backward_spec
 from ..kernels.compiled.decode_policy import DECODE_WAVES, most_blocks
 from ..kernels.compiled.rules import RULES
+from ..kernels.compiled.tiles import tile_table
 from ..kernels.compiled.traits import (
     Access,
     ForwardTraits,
@@ -30,13 +31,13 @@ from ..kernels.ready.backward.kernels import kernels_of
 from ..kernels.ready.backward.limits import FAR_STRIDE_BYTES
 from ..kernels.rules import reasons_of
 from ..problem.arguments import Bf16Cvt
-from ..problem.dtypes import EIGHT_BIT_NAMES, FP8_NAMES
+from ..problem.dtypes import BF8_NAMES, EIGHT_BIT_NAMES, FP8_NAMES
 from ..problem.features import Feature
 from ..problem.mask import CAUSAL_MASK, NO_MASK, Mask
 from ..problem.problem import BF16_CVTS, Direction, Mode, Problem
 
-DTYPES = ("bf16", "fp16", "fp8", "fp32", "int8")
-"""What exported calls take: of fp8 and int8 forward calls, of fp8 in the form that the chip has."""
+DTYPES = ("bf16", "fp16", "fp8", "fp32", "int8", "bf8")
+"""What exported calls take: of 8 bits forward ones, of fp8 and bf8 in the form of the chip."""
 READY_DTYPES = DTYPES[:3]
 """Those of kernels that come ready."""
 FEATURES = tuple(NAMED_FEATURES)
@@ -112,8 +113,11 @@ def features_named(text: str) -> Features:
     return names
 
 
+_FORMS = {"fp8": FP8_NAMES.values(), "bf8": BF8_NAMES.values()}
+
+
 def _full_names(dtype: str) -> tuple[str, ...]:
-    return tuple(FP8_NAMES.values()) if dtype == "fp8" else (dtype,)
+    return tuple(_FORMS.get(dtype, (dtype,)))
 
 
 class CompiledFor(NamedTuple):
@@ -337,7 +341,7 @@ def _combinations(selection: Selection, direction: Direction) -> Iterator[tuple[
         for (dtype, kv_dtype), hdims, mask, mode, features in itertools.product(
             subset.dtypes, subset.hdims, subset.masks, subset.modes, subset.features
         ):
-            others = {*FP8_NAMES.values()} - {architecture(arch).fp8_dtype}
+            others = {*EIGHT_BIT_NAMES}.difference(tile_table(arch).dtypes_of("forward"))
             if dtype not in names or not others.isdisjoint((dtype, kv_dtype)):
                 continue
             if direction == "backward" and dtype != kv_dtype:
@@ -434,7 +438,7 @@ def features_of(traits: ForwardTraits | BackwardTraits) -> str:
     """The words by which exported calls find a kernel that was compiled for their features."""
     of_forward: tuple[str, ...] = ()
     if isinstance(traits, ForwardTraits):
-        kv = "fp8" if traits.kv_dtype in FP8_NAMES.values() else traits.kv_dtype
+        kv = traits.kv_dtype.partition("_")[0]
         of_forward = (
             f"{kv}_keys" if traits.kv_dtype != traits.dtype else "",
             "descales" if traits.has_descales else "",

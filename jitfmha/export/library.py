@@ -18,11 +18,12 @@ from ..jit.shared_struct import FLOAT
 from ..jit.toolchain.hip_libraries import SYSTEM_NAMES
 from ..kernels.compiled.modifiers import OPEN_SIDE
 from ..kernels.compiled.tile_table import WAVE
+from ..kernels.compiled.tiles import tile_table
 from ..kernels.compiled.traits import LARGE_SOFTCAP, WIDE_PAGE_ROWS, WORD_END
 from ..kernels.estimate import streaming_of
 from ..kernels.launcher import Block, LauncherKind, launcher_sources
 from ..kernels.ready.limits import FIELD_END, GRID_END, MOST_ROWS
-from ..problem.dtypes import DTYPE_BYTES, plain_out_dtype
+from ..problem.dtypes import BF8_NAMES, DTYPE_BYTES, FP8_NAMES, plain_out_dtype
 from ..problem.problem import MAX_HDIM, Direction, Mode
 from ..problem.score_features import (
     NUMBER_FEATURES,
@@ -42,7 +43,7 @@ _READY_DTYPES: dict[str, KernelDtype] = {
     **dict.fromkeys(("fp8_e4m3fnuz", "fp8_e4m3fn"), "fp8bf16"),
 }
 """The members of ``jitfmha::DataType`` that manifests have, in order, and their names there."""
-_DTYPES = (*_READY_DTYPES, "fp32", "int8")
+_DTYPES = (*_READY_DTYPES, "fp32", "int8", *BF8_NAMES.values())
 """All members of ``jitfmha::DataType`` in order."""
 _COPIED = (
     "build_mha.sh",
@@ -172,9 +173,8 @@ def _calls(
             "result_bytes": ", ".join(str(DTYPE_BYTES[plain_out_dtype(x)]) for x in _DTYPES),
             "score_dtype_names": _quoted(_SCORE_DTYPES),
             "score_dtype_bytes": ", ".join(str(DTYPE_BYTES.get(x, 1)) for x in _SCORE_DTYPES),
-            "fp8_dtypes": ", ".join(
-                f"DataType::{architecture(arch).fp8_dtype}" for arch in get_args(Arch)
-            ),
+            "fp8_dtypes": _forms(FP8_NAMES.values()),
+            "bf8_dtypes": _forms(BF8_NAMES.values()),
             "exported_archs": ", ".join(map(_arch, arches)),
             "runtime_names": _quoted(SYSTEM_NAMES),
             "pci_chip_id_attributes": ", ".join(map(str, PCI_CHIP_ID)),
@@ -184,6 +184,12 @@ def _calls(
             "field_end": FIELD_END,
         },
     )
+
+
+def _forms(names: Collection[str]) -> str:
+    """Which of these each architecture takes."""
+    taken = (tile_table(arch).dtypes_of("forward") for arch in get_args(Arch))
+    return ", ".join(f"DataType::{x}" for served in taken for x in names if x in served)
 
 
 _AnyKernel = TypeVar("_AnyKernel", ForwardKernel, BackwardKernels)

@@ -28,7 +28,9 @@ from jitfmha.problem.score_features import NUMBER_FEATURES, SCORE_FEATURES, Scor
 
 CPP = Path(__file__).resolve().parents[1] / "cpp"
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
-DTYPES = {"bf16": 0, "fp16": 1, "fp8_e4m3fnuz": 2, "fp8_e4m3fn": 3, "fp32": 4, "int8": 5}
+_DTYPES = ("bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "fp32", "int8", "bf8_e5m2fnuz", "bf8_e5m2")
+DTYPES = {name: i for i, name in enumerate(_DTYPES)}
+KEY_TYPES = ("", "fp8", "int8", "bf8")
 SCORE_DTYPES = (torch.bool, torch.bfloat16, torch.float16, torch.float32)
 CVTS = {"rtne": 0, "rtna": 1, "rtz": 2}
 _SOMEWHERE = torch.zeros(1)

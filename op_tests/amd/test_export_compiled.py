@@ -20,6 +20,7 @@ from compiled_calls import (
 from exported_calls import (
     CVTS,
     DTYPES,
+    KEY_TYPES,
     BackwardArguments,
     CallError,
     Descale,
@@ -68,6 +69,7 @@ EXPORTED = (
     FORWARD._replace(dtypes=("fp16",), hdims=((300, 280),)),
     BOTH._replace(directions=("forward",), features=(("split_results",),)),
     FORWARD._replace(dtypes=("bf16",), hdims=((72, 40),), kv_dtype="fp8"),
+    FORWARD._replace(dtypes=("bf16",), hdims=((72, 40),), kv_dtype="bf8"),
     FORWARD._replace(dtypes=("fp16",), hdims=((72, 40),), kv_dtype="int8", features=(("alibi",),)),
     FORWARD._replace(dtypes=("bf16",), hdims=((576, 512),), modes=("gm1",)),
     FORWARD._replace(dtypes=("fp8",), hdims=((72, 40),)),
@@ -151,6 +153,7 @@ KINDS = (
     kind("gfx950", "fp8", (72, 40), 0, (), scales="each sequence and key head"),
     kind("gfx950", "int8", (64, 40), 0, (), scales="one"),
     kind("gfx950", "bf16", (72, 40), 0, (), kv_dtype="fp8", scales="one"),
+    kind("gfx950", "bf16", (72, 40), 0, (), kv_dtype="bf8", scales="each head"),
     kind("gfx950", "fp16", (72, 40), 0, ("alibi",), kv_dtype="int8", scales="each head"),
 )
 
@@ -231,7 +234,7 @@ def set_descales(arguments: ForwardArguments, given: Inputs) -> None:
 def check_forward(calls: ExportedCalls, call: CompiledCall, given: Inputs) -> None:
     arguments = arguments_of(call, given, ForwardArguments)
     arguments.num_splits = call.num_splits
-    arguments.key_type = ("", "fp8", "int8").index(call.kv_dtype)
+    arguments.key_type = KEY_TYPES.index(call.kv_dtype)
     set_descales(arguments, given)
     lse = torch.full((*given.q.shape[:-3], call.heads[0], given.q.shape[-3]), torch.nan)
     set_tensor(arguments, "out", given.out)
@@ -280,7 +283,7 @@ def test_few_queries_are_those_of_python(of_kind, rng, tmp_path):
         call = replace(of_kind, heads=heads, lengths=(length,) * drawn.choice((1, 2)))
         given = drawn_inputs(call, rng)
         arguments = arguments_of(call, given, ForwardArguments)
-        arguments.key_type = ("", "fp8", "int8").index(call.kv_dtype)
+        arguments.key_type = KEY_TYPES.index(call.kv_dtype)
         set_descales(arguments, given)
         lse = torch.full((*given.q.shape[:-3], heads[0], given.q.shape[-3]), torch.nan)
         set_tensor(arguments, "out", given.out)
@@ -332,7 +335,7 @@ def check_splits(calls: ExportedCalls, of_kind: CompiledCall, drawn: random.Rand
     )
     arguments = ForwardArguments(
         dtype=DTYPES[names[0]],
-        key_type=("", "fp8", "int8").index(of_kind.kv_dtype),
+        key_type=KEY_TYPES.index(of_kind.kv_dtype),
         mask=of_kind.mask,
         hdim_q=of_kind.hdims[0],
         hdim_v=of_kind.hdims[1],
