@@ -425,6 +425,8 @@ def _add_export(commands: Any) -> None:
         "bias+dropout for both (default: plain)"
     )
     flag("--features", nargs="+", type=_several(str), metavar="FEATURES", help=features)
+    bias = "of a bias that is added (default: that of the output)"
+    flag("--bias-dtype", choices=["bf16", "fp16", "fp32"], help=bias)
     few = "also compile the forward kernels of few queries, as decoding and GQA have them"
     flag("--few-queries", action="store_true", help=few)
     flag("--mask", nargs="+", choices=["none", "causal"], help="(default: both)")

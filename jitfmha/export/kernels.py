@@ -63,6 +63,7 @@ class Selection(NamedTuple):
         bf16_cvts: where there is a choice. None: all that come ready, and of compiled kernels rtne.
         features: of calls that compiled kernels serve; each of these has all that are in one value.
         kv_dtype: that of keys and values of such calls, where it is another one, of 8 bits.
+        bias_dtype: that of biases that are added, where it is not the output's.
         subsets: what is compiled, in place of what the other fields say of it.
         few_queries: whether forward calls of few queries get kernels of their own, too.
     """
@@ -78,6 +79,7 @@ class Selection(NamedTuple):
     subsets: tuple[Subset, ...] = ()
     kv_dtype: str | None = None
     few_queries: bool = False
+    bias_dtype: str | None = None
 
 
 def selection_of(
@@ -86,7 +88,7 @@ def selection_of(
     """Select what a profile has, with what is chosen in place of its parts, by ``Selection``."""
     if profile is None:
         return Selection(arches, **chosen)
-    of_all = "bf16_cvts", "kv_dtype", "few_queries"
+    of_all = "bf16_cvts", "kv_dtype", "few_queries", "bias_dtype"
     given = {name: x for name, x in chosen.items() if name not in of_all}
     if "dtypes" in given:
         kv_dtype = chosen.get("kv_dtype")
@@ -367,6 +369,9 @@ def _problems(selection: Selection, wanted: Combination, arch: Arch) -> Iterator
     check_combination(wanted)
     for cvt in selection.bf16_cvts or _CVTS_OF_COMPILED:
         problem = wanted.problem()._replace(bf16_cvt=cvt)
+        if selection.bias_dtype and Feature.BIAS in problem.features:
+            modifiers = problem.modifiers._replace(bias=selection.bias_dtype)
+            problem = problem._replace(modifiers=modifiers)
         for reason in reasons_of(RULES, problem, arch):
             raise NotImplementedError(str(reason))
         yield problem

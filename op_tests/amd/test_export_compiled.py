@@ -66,6 +66,13 @@ EXPORTED = (
     BOTH._replace(modes=("gm0",), features=(MODIFIED, ("sink_tokens",))),
     BOTH._replace(modes=("gm1",), features=((), ("sinks",), ("column_major_v", "boolean_bias"))),
     FORWARD._replace(dtypes=("fp32",), hdims=((24, 24),)),
+    Selection(
+        *(("gfx942",), ("forward", "backward"), ("bf16",), ((96, 40),)),
+        masks=("none",),
+        modes=("gm0",),
+        features=(("bias",),),
+        bias_dtype="fp32",
+    ),
     FORWARD._replace(dtypes=("fp16",), hdims=((300, 280),)),
     BOTH._replace(directions=("forward",), features=(("split_results",),)),
     FORWARD._replace(dtypes=("bf16",), hdims=((72, 40),), kv_dtype="fp8"),
@@ -137,6 +144,7 @@ def kind(
 
 GRADIENTS = (
     kind("gfx942", "bf16", (96, 40), 2, MODIFIED),
+    kind("gfx942", "bf16", (96, 40), 0, ("bias",)),
     kind("gfx942", "bf16", (96, 40), 2, ("sink_tokens",)),
     kind("gfx942", "bf16", (96, 40), 2, (), is_group=True),
     kind("gfx942", "bf16", (96, 40), 2, ("sink",), is_group=True),
@@ -159,11 +167,12 @@ KINDS = (
 
 
 def drawn_inputs(call: CompiledCall, rng: torch.Generator) -> Inputs:
-    """A bias has the dtype of the output, as those that are exported do."""
+    """A bias has the dtype of the output where there are other features, as is exported."""
     given = inputs_of(call, rng)
     bias = given.options.get("bias")
     if bias is not None and bias.dtype != torch.bool:
-        given.options["bias"] = bias.to(call.plain_out_dtype)
+        dtype = torch.float32 if call.features == ("bias",) else call.plain_out_dtype
+        given.options["bias"] = bias.to(dtype)
     # In the library it is a float.
     scale = given.options.get("softmax_scale") or call.hdims[0] ** -0.5
     given.options["softmax_scale"] = torch.tensor(scale).item()
@@ -588,6 +597,8 @@ def test_the_workspace_of_splits(calls):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
+        ({"bias": 1, "bias_dtype": 3}, ".* --features bias --bias-dtype fp32 has it"),
+        ({"bias": 1, "bias_dtype": 1}, ".* --features bias has it"),
         ({"mask": 0}, ".* --mask none --mode gm0 --features plain has it"),
         ({"dropout_p": 0.5}, ".*, dropout, .* --hdims 96x40 .* --features dropout has it"),
         (
