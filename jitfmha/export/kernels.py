@@ -17,6 +17,8 @@ from ..amd.tree import Tree, trees_of
 from ..kernels.compiled.backward_launch import BackwardKernel
 from ..kernels.compiled.backward_traits import BackwardTraits, backward_spec
 from ..kernels.compiled.decode_policy import DECODE_WAVES, most_blocks
+from ..kernels.compiled.latent import row_blocks_of
+from ..kernels.compiled.latent_policy import MOST_LATENT_BLOCKS
 from ..kernels.compiled.rules import RULES
 from ..kernels.compiled.tiles import tile_table
 from ..kernels.compiled.traits import (
@@ -133,6 +135,7 @@ class CompiledFor(NamedTuple):
         stacks_heads: whether the query heads that share a key head are rows of the same tiles.
         most_stacked_queries: with how many queries they are, at most.
         decode_blocks: of kernels for decoding: the rows of a workgroup, in blocks; else 0.
+        row_blocks: the same of those for latents.
     """
 
     dtype: str
@@ -144,6 +147,7 @@ class CompiledFor(NamedTuple):
     stacks_heads: bool
     most_stacked_queries: int
     decode_blocks: int
+    row_blocks: int
 
 
 class ForwardKernel(NamedTuple):
@@ -391,19 +395,26 @@ def _of_any_lengths(traits: ForwardTraits) -> ForwardTraits:
 
 
 def _of_few_queries(problem: Problem, traits: ForwardTraits) -> Iterator[ForwardTraits]:
-    """Those with stacked heads, and with rows for decoding, where there are such kernels."""
+    """Those with stacked heads, and with rows of latents or for decoding, where there are such."""
     may_stack = not traits.has_int8_probabilities
     if may_stack:
         yield replace(traits, stacks_heads=True)
+    of_latent = problem._replace(has_v_at_k=True, sizes=problem.sizes._replace(v=problem.sizes.k))
+    if row_blocks_of(of_latent, are_heads_stacked=True):
+        for blocks in _doubled(MOST_LATENT_BLOCKS):
+            yield replace(traits, stacks_heads=True, row_blocks=blocks)
     one_query = problem.with_sizes(problem.sizes._replace(seqlen_q=1))
     if ForwardTraits.of(one_query, traits.arch, _units(traits.arch)).decode_blocks is None:
         return
     # Without stacked heads rows are queries, and few.
     yield replace(traits, decode_blocks=1)
-    blocks = 1
-    while may_stack and blocks <= most_blocks(max(traits.hdim_q, traits.hdim_v)):
-        yield replace(traits, stacks_heads=True, decode_blocks=blocks)
-        blocks *= 2
+    if may_stack:
+        for blocks in _doubled(most_blocks(max(traits.hdim_q, traits.hdim_v))):
+            yield replace(traits, stacks_heads=True, decode_blocks=blocks)
+
+
+def _doubled(most: int) -> list[int]:
+    return [1 << i for i in range(most.bit_length())]
 
 
 def _variants(traits: _T) -> Iterator[_T]:
@@ -483,6 +494,7 @@ def compiled_forward(traits: ForwardTraits) -> ForwardKernel:
         stacks_heads=traits.stacks_heads,
         most_stacked_queries=tile.tile_q // 2,
         decode_blocks=traits.decode_blocks or 0,
+        row_blocks=traits.row_blocks or 0,
     )
     return ForwardKernel(traits.arch, row, image, compiled_for)
 

@@ -151,7 +151,7 @@ def _calls(
                 f'#include "launcher/{direction}_{block}_{mode}.h"'
                 for (direction, block), mode in product(_BLOCKS, get_args(Mode))
             ),
-            "policy_modules": "jitfmha/kernels/ready/ and compiled/decode_policy.py",
+            "policy_modules": "jitfmha/kernels/ready/ and compiled/",
             "policy": policy_in_cpp().cpp,
             "forward_kernels": _lines(_chosen(forward, _forward_entry)),
             "backward_kernels": _lines(_chosen(backward, _backward_entry)),
@@ -217,7 +217,8 @@ def _forward_entry(kernel: ForwardKernel) -> str:
     if made is not None:
         numbers = (
             f"{made.slices}, {made.columns}, {made.far_stride_bytes}, "
-            f"{_bool(made.stacks_heads)}, {made.most_stacked_queries}, {made.decode_blocks}"
+            f"{_bool(made.stacks_heads)}, {made.most_stacked_queries}, {made.decode_blocks}, "
+            f"{made.row_blocks}"
         )
         words = _quoted((made.features, made.access))
         compiled_for = f"{{true, DataType::{made.dtype}, {words}, {numbers}}}"

@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from jitfmha.export.kernels import (
 )
 from jitfmha.export.library import library_files
 from jitfmha.kernels.compiled.backward_traits import backward_spec
-from jitfmha.kernels.compiled.traits import kernel_spec
+from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec
 from jitfmha.problem.score_features import NUMBER_FEATURES, SCORE_FEATURES, ScoreFeature
 
 CPP = Path(__file__).resolve().parents[1] / "cpp"
@@ -196,16 +196,21 @@ def set_scores(arguments: ctypes.Structure, options: Mapping[str, Any]) -> None:
 
 
 def write_library(
-    folder: Path, ready: Selection, passes: Sequence[Selection] = (), version: str = "1.2.3"
+    folder: Path,
+    ready: Selection,
+    passes: Sequence[Selection] = (),
+    version: str = "1.2.3",
+    keeps: Callable[[ForwardTraits], bool] = lambda traits: True,
 ) -> None:
     """Export the kernels that come ready for one selection, and compiled ones for others.
 
-    Without those for large soft caps, which no test launches.
+    Without those for large soft caps, which no test launches, and of forward ones those that it
+    ``keeps``.
     """
     forward, backward = list(forward_kernels(ready)), list(ready_backward_kernels(ready))
     of_forward = [x for each in passes for x in forward_passes(each, forward)]
     of_backward = [x for each in passes for x in backward_passes(each)]
-    of_forward = [x for x in dict.fromkeys(of_forward) if not x.has_large_softcap]
+    of_forward = [x for x in dict.fromkeys(of_forward) if not x.has_large_softcap and keeps(x)]
     of_backward = [x for x in dict.fromkeys(of_backward) if not x.has_large_softcap]
     specs = [*map(kernel_spec, of_forward), *map(backward_spec, of_backward)]
     missing = [spec for spec in specs if not jit.is_built(spec)]

@@ -314,6 +314,34 @@ def test_few_queries_are_those_of_python(of_kind, rng, tmp_path):
         assert len(splits) > 2
 
 
+def test_latents_are_those_of_python(tmp_path, rng):
+    """Where values are the first columns of keys; where they are others, there is no kernel."""
+    selection = Selection(
+        *(("gfx950",), ("forward",), ("bf16",), ((264, 257),)),
+        masks=("none",),
+        modes=("gm1",),
+        few_queries=True,
+    )
+    folder = tmp_path / "latent"
+    write_library(folder, NOTHING, (selection,), keeps=lambda x: x.row_blocks is not None)
+    calls = ExportedCalls(build_shim(folder, build_shared(folder)), load("plain")._name)
+    drawn = random.Random(rng.initial_seed())
+    for heads, queries, blocks in ((16, 1, 1), (5, 4, 2), (24, 2, 4)):
+        lengths = (queries, drawn.choice((33, 150))), (queries, drawn.choice((1, 1500)))
+        call = kind("gfx950", "bf16", (264, 257), 0, (), is_group=True, lengths=lengths)
+        call = replace(call, heads=(heads, 1))
+        given = drawn_inputs(call, rng)
+        given.v = given.k[..., :257]
+        arguments = arguments_of(call, given, ForwardArguments)
+        options = given.options | given.sequences
+        inputs = given.q, given.k, given.v
+        kernel = check_like_python(calls, call.arch, arguments, inputs, **options)
+        assert f"_latent{blocks}_" in kernel
+    arguments.v += 2
+    with pytest.raises(CallError, match="no kernel for bf16, hdim 264x257"):
+        calls.plan(arguments)
+
+
 def check_splits(calls: ExportedCalls, of_kind: CompiledCall, drawn: random.Random) -> int:
     """A plan of decoding has as many splits as in Python, whatever its size."""
     asked = {Feature.SINKS} if of_kind.features else set()
