@@ -16,7 +16,8 @@ from ..amd.manifest import AnyRow, KernelRow
 from ..amd.tree import Tree, trees_of
 from ..kernels.compiled.backward_launch import BackwardKernel
 from ..kernels.compiled.backward_traits import BackwardTraits, backward_spec
-from ..kernels.compiled.decode_policy import DECODE_WAVES, most_blocks
+from ..kernels.compiled.decode import streamed_keys
+from ..kernels.compiled.decode_policy import DECODE_WAVES, MOST_WAVES, most_blocks
 from ..kernels.compiled.latent import row_blocks_of
 from ..kernels.compiled.latent_policy import MOST_LATENT_BLOCKS
 from ..kernels.compiled.rules import RULES
@@ -407,10 +408,15 @@ def _of_few_queries(problem: Problem, traits: ForwardTraits) -> Iterator[Forward
     if ForwardTraits.of(one_query, traits.arch, _units(traits.arch)).decode_blocks is None:
         return
     # Without stacked heads rows are queries, and few.
-    yield replace(traits, decode_blocks=1)
+    of_one_block = [replace(traits, decode_blocks=1)]
     if may_stack:
-        for blocks in _doubled(most_blocks(max(traits.hdim_q, traits.hdim_v))):
+        of_one_block.append(replace(traits, decode_blocks=1, stacks_heads=True))
+        for blocks in _doubled(most_blocks(max(traits.hdim_q, traits.hdim_v)))[1:]:
             yield replace(traits, stacks_heads=True, decode_blocks=blocks)
+    yield from of_one_block
+    if streamed_keys(problem).have_eight_waves(1):
+        for each in of_one_block:
+            yield replace(each, decode_waves=MOST_WAVES)
 
 
 def _doubled(most: int) -> list[int]:

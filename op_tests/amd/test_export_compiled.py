@@ -47,7 +47,6 @@ from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
 from jitfmha.emulator.library import load
 from jitfmha.emulator.session import DEVICES
 from jitfmha.export.kernels import Selection, forward_passes
-from jitfmha.kernels.compiled.decode_policy import DECODE_WAVES
 from jitfmha.kernels.compiled.split_choice import SplitChoice
 from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec, row_of_built
 from jitfmha.layers.split_keys import mha_fwd_splitkv
@@ -310,8 +309,10 @@ def test_few_queries_are_those_of_python(of_kind, rng, tmp_path):
         assert torch.equal(given.out, expected[0])
         assert torch.equal(lse, expected[1])
     if not of_kind.is_group:
-        splits = {check_splits(calls, of_kind, drawn) for _ in range(20)}
+        splits = {check_splits(calls, of_kind, *drawn_sizes(drawn)) for _ in range(20)}
         assert len(splits) > 2
+        # About half as many workgroups as units, which have eight waves where that is quicker.
+        check_splits(calls, of_kind, (8, 8), 16, (1, 5000))
 
 
 def test_latents_are_those_of_python(tmp_path, rng):
@@ -342,20 +343,27 @@ def test_latents_are_those_of_python(tmp_path, rng):
         calls.plan(arguments)
 
 
-def check_splits(calls: ExportedCalls, of_kind: CompiledCall, drawn: random.Random) -> int:
+def drawn_sizes(drawn: random.Random) -> tuple[tuple[int, int], int, tuple[int, int]]:
+    """Heads, batch, and lengths of decoding."""
+    heads = drawn.choice(((8, 8), (32, 4), (16, 1)))
+    lengths = drawn.choice((1, 4)), drawn.randint(1000, 60000)
+    return heads, drawn.choice((1, 3, 16)), lengths
+
+
+def check_splits(
+    calls: ExportedCalls,
+    of_kind: CompiledCall,
+    heads: tuple[int, int],
+    batch: int,
+    lengths: tuple[int, int],
+) -> int:
     """A plan of decoding has as many splits as in Python, whatever its size."""
     asked = {Feature.SINKS} if of_kind.features else set()
     names = [kernel_dtype(of_kind.arch, x) for x in (of_kind.dtype, of_kind.kv_dtype) if x]
     if of_kind.scales:
         asked.add(Feature.DESCALES)
-    heads_q, heads_k = drawn.choice(((8, 8), (32, 4), (16, 1)))
-    sizes = {
-        "batch": drawn.choice((1, 3, 16)),
-        "heads_q": heads_q,
-        "heads_k": heads_k,
-        "seqlen_q": drawn.choice((1, 4)),
-        "seqlen_k": drawn.randint(1000, 60000),
-    }
+    names_of_sizes = "batch", "heads_q", "heads_k", "seqlen_q", "seqlen_k"
+    sizes = dict(zip(names_of_sizes, (batch, *heads, *lengths), strict=True))
     mask = CAUSAL_MASK if of_kind.mask else NO_MASK
     features = frozenset(asked)
     wanted = Combination(*(names[0], names[-1], *of_kind.hdims, mask), features=features, **sizes)
@@ -363,8 +371,6 @@ def check_splits(calls: ExportedCalls, of_kind: CompiledCall, drawn: random.Rand
         target = TARGET_HERE.get()
     problem = wanted.problem()
     traits = ForwardTraits.of(problem, target.arch, target.compute_units)
-    if traits.decode_waves != DECODE_WAVES:
-        return 1  # by a kernel that is not exported
     row = row_of_built(traits, jit.read(kernel_spec(traits)))
     choice = SplitChoice(
         *(problem, target, row, traits.slices, traits.made_columns),
