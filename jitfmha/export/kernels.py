@@ -30,6 +30,7 @@ from ..kernels.compiled.traits import (
     kernel_spec,
     row_of_built,
 )
+from ..kernels.compiled.turns import takes_turns
 from ..kernels.ready.backward.kernels import kernels_of
 from ..kernels.ready.backward.limits import FAR_STRIDE_BYTES
 from ..kernels.rules import reasons_of
@@ -137,6 +138,7 @@ class CompiledFor(NamedTuple):
         most_stacked_queries: with how many queries they are, at most.
         decode_blocks: of kernels for decoding: the rows of a workgroup, in blocks; else 0.
         row_blocks: the same of those for latents.
+        takes_turns: whether it is for many queries, with keys in pages.
     """
 
     dtype: str
@@ -149,6 +151,7 @@ class CompiledFor(NamedTuple):
     most_stacked_queries: int
     decode_blocks: int
     row_blocks: int
+    takes_turns: bool
 
 
 class ForwardKernel(NamedTuple):
@@ -270,9 +273,9 @@ def forward_passes(
 ) -> tuple[ForwardTraits, ...]:
     """What is compiled of forward kernels: what is selected and does not come ready.
 
-    Of the kernels that serve a call, that is the one which serves any lengths and heads, and where
-    they are selected those for few queries. Where neither these nor head dimensions, features or a
-    profile are named, all that is selected comes ready.
+    Of the kernels that serve a call, that is the one which serves any lengths and heads, with keys
+    in pages the one for many queries, and where they are selected those for few. Where neither
+    these nor head dimensions, features or a profile are named, all that is selected comes ready.
 
     Raises ``NotImplementedError``, ``TypeError`` or ``ValueError`` where nothing can be compiled.
     """
@@ -295,6 +298,7 @@ def forward_passes(
                 traits = _of_any_lengths(ForwardTraits.of(problem, arch, _units(arch)))
                 if not is_served:
                     passes += _variants(traits)
+                    passes += _of_many_queries(problem, traits)
                 if selection.few_queries:
                     for each in _of_few_queries(problem, traits):
                         passes += _variants(each)
@@ -393,6 +397,15 @@ def _of_any_lengths(traits: ForwardTraits) -> ForwardTraits:
         takes_turns=False,
         lists_work=False,
     )
+
+
+def _of_many_queries(problem: Problem, traits: ForwardTraits) -> Iterator[ForwardTraits]:
+    """Those whose waves take turns, where there are such kernels: of keys in pages."""
+    mask = NO_MASK if problem.mask.is_none else CAUSAL_MASK
+    problem = problem._replace(mask=mask)
+    for each in _variants(traits):
+        if takes_turns(problem, traits.arch, are_wide=each.access != "paged"):
+            yield replace(each, takes_turns=True)
 
 
 def _of_few_queries(problem: Problem, traits: ForwardTraits) -> Iterator[ForwardTraits]:
@@ -501,6 +514,7 @@ def compiled_forward(traits: ForwardTraits) -> ForwardKernel:
         most_stacked_queries=tile.tile_q // 2,
         decode_blocks=traits.decode_blocks or 0,
         row_blocks=traits.row_blocks or 0,
+        takes_turns=traits.takes_turns,
     )
     return ForwardKernel(traits.arch, row, image, compiled_for)
 

@@ -218,7 +218,7 @@ def _forward_entry(kernel: ForwardKernel) -> str:
         numbers = (
             f"{made.slices}, {made.columns}, {made.far_stride_bytes}, "
             f"{_bool(made.stacks_heads)}, {made.most_stacked_queries}, {made.decode_blocks}, "
-            f"{made.row_blocks}"
+            f"{made.row_blocks}, {_bool(made.takes_turns)}"
         )
         words = _quoted((made.features, made.access))
         compiled_for = f"{{true, DataType::{made.dtype}, {words}, {numbers}}}"

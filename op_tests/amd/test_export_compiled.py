@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from compiled_calls import (
+    FP8_DTYPES,
     CompiledCall,
     Inputs,
     assert_near,
@@ -530,6 +531,57 @@ def test_scales_that_nothing_has(name, descale, text, calls):
     )
     with pytest.raises(CallError, match=f"^invalid_argument: {text}"):
         calls.launch(arguments)
+
+
+@pytest.mark.parametrize("page_size", [16, 5, 32])
+def test_turns_are_those_of_python(page_size, tmp_path_factory, rng):
+    """Of queries that fill tiles; 32: in packed pages."""
+    lengths_q, lengths_k = [300, 260], [200, 100]
+    sequences = Sequences((lengths_q, lengths_k))
+    q = torch.randn(560, 2, 64, generator=rng).to(FP8_DTYPES["gfx942"])
+    most = -(-200 // page_size)
+    k, v = (torch.randn(most + 3, page_size, 1, 64, generator=rng).to(q.dtype) for _ in "kv")
+    if page_size == 32:
+        k, v = packed_keys(k), packed_values(v)
+    table = torch.randint(most + 3, (2, most), generator=rng, dtype=torch.int32)
+    options = {"mask": "causal", "softmax_scale": 0.125}
+    options |= {f"{x}_descale": torch.rand(1, generator=rng) + 0.5 for x in "qkv"}
+    groups = sequences.groups | {"max_seqlen_k": 200}
+    call = kind("gfx942", "fp8", (64, 64), 2, (), is_group=True, lengths=((1, 1),) * 2)
+    given = Inputs(q, q[:, :1], q[:, :1], q, options, groups, attention_packed, q, q)
+    arguments = arguments_of(replace(call, heads=(2, 1)), given, ForwardArguments)
+    set_descales(arguments, given)
+    arguments.seqlen_k = sum(lengths_k)
+    arguments.block_table, arguments.block_table_stride = table.data_ptr(), table.stride(0)
+    arguments.page_size, arguments.num_pages = page_size, most + 3
+    arguments.has_packed_pages = page_size == 32
+    for name, x in (("k", k), ("v", v)):
+        setattr(arguments, name, x.data_ptr())
+        setattr(arguments, f"{name}_strides", Strides(x.stride(0), 64, x.stride(1)))
+    calls = calls_with_turns(tmp_path_factory)
+    inputs, of_pages = (q, k, v), {"block_table": table, **options, **groups}
+    assert "_turns_" in check_like_python(calls, call.arch, arguments, inputs, **of_pages)
+    changed = {"seqlen_q": 511, "mask": 1, "window_left": 7}
+    for name, value in changed.items():
+        others = ForwardArguments.from_buffer_copy(arguments)
+        setattr(others, name, value)
+        with pytest.raises(CallError, match="no kernel for fp8_e4m3fnuz, hdim 64x64"):
+            calls.plan(others)
+
+
+def calls_with_turns(factory: pytest.TempPathFactory) -> ExportedCalls:
+    """A library with no other kernels, which is made once."""
+    folder = factory.getbasetemp() / "turns"
+    if not folder.exists():
+        selection = Selection(
+            *(("gfx942",), ("forward",), ("fp8",), ((64, 64),)),
+            masks=("causal",),
+            modes=("gm1",),
+            features=(("paged_keys",), ("packed_pages",)),
+        )
+        write_library(folder, NOTHING, (selection,), keeps=lambda x: x.takes_turns)
+        build_shim(folder, build_shared(folder))
+    return ExportedCalls(folder.with_name("turns_calls.so"), load("plain")._name)
 
 
 def check_like_python(
