@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import starmap
 from pathlib import Path
 
 from .. import jit
 from ..kernels.compiled.backward_traits import backward_spec
+from ..kernels.compiled.sink_gradient import sink_gradient_spec
 from ..kernels.compiled.traits import kernel_spec
 from .folder import ForeignFilesError, check_folder, publish
 from .kernels import (
@@ -18,11 +20,13 @@ from .kernels import (
     backward_passes,
     compiled_backward,
     compiled_forward,
+    compiled_sink,
     features_named,
     forward_kernels,
     forward_passes,
     ready_backward_kernels,
     selection_of,
+    sink_passes,
 )
 from .library import library_files
 from .translation import TranslationError
@@ -72,7 +76,12 @@ def export(
     # In order of preference, which is that of the families in Python.
     backward = list(ready_backward_kernels(selection))
     forward_traits, backward_traits = forward_passes(selection, forward), backward_passes(selection)
-    specs = [*map(kernel_spec, forward_traits), *map(backward_spec, backward_traits)]
+    of_sinks = sink_passes(selection)
+    specs = [
+        *map(kernel_spec, forward_traits),
+        *map(backward_spec, backward_traits),
+        *starmap(sink_gradient_spec, of_sinks),
+    ]
     missing = [spec for spec in specs if not jit.is_built(spec)]
     for spec, _ in jit.build_all(missing, jobs or len(os.sched_getaffinity(0))):
         if on_compiled is not None:
@@ -81,5 +90,6 @@ def export(
     backward += map(compiled_backward, backward_traits)
     if not forward and not backward:
         raise ValueError("no kernel serves what is selected")
-    publish(folder, library_files(forward, backward))
-    return [*(x.name for x in forward), *(x.name for x in backward)]
+    sinks = [*starmap(compiled_sink, of_sinks)]
+    publish(folder, library_files(forward, backward, sinks))
+    return [*(x.name for x in forward), *(x.name for x in backward), *(x.name for x in sinks)]

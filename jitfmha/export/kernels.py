@@ -21,6 +21,7 @@ from ..kernels.compiled.decode_policy import DECODE_WAVES, MOST_WAVES, most_bloc
 from ..kernels.compiled.latent import row_blocks_of
 from ..kernels.compiled.latent_policy import MOST_LATENT_BLOCKS
 from ..kernels.compiled.rules import RULES
+from ..kernels.compiled.sink_gradient import sink_gradient_name, sink_gradient_spec
 from ..kernels.compiled.tiles import tile_table
 from ..kernels.compiled.traits import (
     Access,
@@ -200,6 +201,15 @@ class BackwardKernels(NamedTuple):
     features: str = ""
 
 
+class SinkKernel(NamedTuple):
+    """The kernel of the gradient of sinks, of outputs of one data type."""
+
+    arch: Arch
+    dtype: str
+    name: str
+    image: bytes
+
+
 def forward_kernels(selection: Selection) -> Iterator[ForwardKernel]:
     """Choose the kernels that come ready and serve what is selected.
 
@@ -321,6 +331,16 @@ def backward_passes(selection: Selection) -> tuple[BackwardTraits, ...]:
         except _REFUSALS as error:
             refusals.append(error)
     return _each_once(passes, refusals)
+
+
+def sink_passes(selection: Selection) -> tuple[tuple[Arch, str], ...]:
+    """For which data types the gradient of sinks is selected."""
+    asked = (
+        (arch, wanted.dtype)
+        for arch, wanted in _combinations(selection, "backward")
+        if Feature.SINKS in wanted.features
+    )
+    return tuple(dict.fromkeys(asked))
 
 
 _REFUSALS = NotImplementedError, TypeError, ValueError
@@ -538,3 +558,12 @@ def compiled_backward(traits: BackwardTraits) -> BackwardKernels:
         image=jit.read(backward_spec(traits)),
         features=features_of(traits),
     )
+
+
+def compiled_sink(arch: Arch, dtype: str) -> SinkKernel:
+    """The kernel of the gradient of sinks, from the build cache or compiled.
+
+    Raises ``jitfmha.BuildError`` where it cannot be.
+    """
+    image = jit.read(sink_gradient_spec(arch, dtype))
+    return SinkKernel(arch, dtype, sink_gradient_name(arch, dtype), image)

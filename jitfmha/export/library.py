@@ -11,12 +11,13 @@ from typing import TypeVar, get_args
 
 from .. import jit
 from ..amd.chips import Arch, Chip, architecture, chip, chips
-from ..amd.kernel_arguments import MODIFIERS
+from ..amd.kernel_arguments import MODIFIERS, SINK_GRADIENT_ARGUMENTS
 from ..amd.manifest import KernelDtype
 from ..amd.runtime import PCI_CHIP_ID
 from ..jit.shared_struct import FLOAT
 from ..jit.toolchain.hip_libraries import SYSTEM_NAMES
 from ..kernels.compiled.modifiers import OPEN_SIDE
+from ..kernels.compiled.sink_gradient import SINK_THREADS
 from ..kernels.compiled.tile_table import WAVE
 from ..kernels.compiled.tiles import tile_table
 from ..kernels.compiled.traits import LARGE_SOFTCAP, WIDE_PAGE_ROWS, WORD_END
@@ -32,9 +33,10 @@ from ..problem.score_features import (
     ScoreFeature,
 )
 from ..version import __version__
-from .kernels import BackwardKernels, ForwardKernel
+from .kernels import BackwardKernels, ForwardKernel, SinkKernel
 from .policy import policy_in_cpp, row_in_cpp
 
+AnyKernel = ForwardKernel | BackwardKernels | SinkKernel
 _HEADER = "// Written by python -m jitfmha export.\n"
 _LINE_BYTES = 64
 _READY_DTYPES: dict[str, KernelDtype] = {
@@ -67,10 +69,11 @@ _LETTERS = [
 def library_files(
     forward: Sequence[ForwardKernel],
     backward: Sequence[BackwardKernels],
+    sinks: Sequence[SinkKernel] = (),
     version: str = __version__,
 ) -> dict[str, str]:
     """The text of each file, by its path in the library's folder."""
-    kernels: list[ForwardKernel | BackwardKernels] = [*forward, *backward]
+    kernels: list[AnyKernel] = [*forward, *backward, *sinks]
     arches = [arch for arch in get_args(Arch) if any(x.arch == arch for x in kernels)]
     common = {"version": version, "namespace": _namespace(version)}
     about = {"version": version, "architectures": " and ".join(arches)}
@@ -107,7 +110,7 @@ def library_files(
         "src/exported_symbols.map": _rendered(
             "exported_symbols.map", {"namespace": common["namespace"]}
         ),
-        "src/jitfmha.cpp": _calls(forward, backward, arches, common["namespace"]),
+        "src/jitfmha.cpp": _calls(forward, backward, sinks, arches, common["namespace"]),
         **{f"src/launcher/{name}": text for name, text in launchers.items()},
         **objects,
     }
@@ -123,9 +126,7 @@ def _namespace(version: str) -> str:
     return "v" + re.sub(r"\W", "_", version)
 
 
-def _inventory(
-    files: Mapping[str, str], kernels: Iterable[ForwardKernel | BackwardKernels], version: str
-) -> str:
+def _inventory(files: Mapping[str, str], kernels: Iterable[AnyKernel], version: str) -> str:
     """What was exported, for people and for the next export into the same folder."""
     listed = [
         {"arch": x.arch, "name": x.name, "sha256": hashlib.sha256(x.image).hexdigest()}
@@ -140,6 +141,7 @@ def _inventory(
 def _calls(
     forward: Sequence[ForwardKernel],
     backward: Sequence[BackwardKernels],
+    sinks: Sequence[SinkKernel],
     arches: Sequence[Arch],
     namespace: str,
 ) -> str:
@@ -155,6 +157,9 @@ def _calls(
             "policy": policy_in_cpp().cpp,
             "forward_kernels": _lines(_chosen(forward, _forward_entry)),
             "backward_kernels": _lines(_chosen(backward, _backward_entry)),
+            "sink_kernels": _lines(_chosen(sinks, _sink_entry)),
+            "sink_threads": SINK_THREADS,
+            "sink_arguments": SINK_GRADIENT_ARGUMENTS.cpp(),
             "asked_scores": _lines(map(_asked, SCORE_FEATURES), 2),
             "packed_scores": _lines(_packed_scores(), 2),
             "open_side": OPEN_SIDE,
@@ -192,7 +197,7 @@ def _forms(names: Collection[str]) -> str:
     return ", ".join(f"DataType::{x}" for served in taken for x in names if x in served)
 
 
-_AnyKernel = TypeVar("_AnyKernel", ForwardKernel, BackwardKernels)
+_AnyKernel = TypeVar("_AnyKernel", ForwardKernel, BackwardKernels, SinkKernel)
 
 
 def _chosen(kernels: Iterable[_AnyKernel], text_of: Callable[[_AnyKernel], str]) -> Iterator[str]:
@@ -204,10 +209,11 @@ def _chosen(kernels: Iterable[_AnyKernel], text_of: Callable[[_AnyKernel], str])
         yield "#endif"
 
 
-def _kind(kernel: ForwardKernel | BackwardKernels) -> tuple[str, ...]:
+def _kind(kernel: AnyKernel) -> tuple[str, ...]:
     if isinstance(kernel, ForwardKernel):
         return "FORWARD", *(("COMPILED",) if kernel.compiled_for else ())
-    return "BACKWARD", *(("COMPILED",) if not kernel.adds_dq_up else ())
+    is_ready = isinstance(kernel, BackwardKernels) and kernel.adds_dq_up
+    return "BACKWARD", *(() if is_ready else ("COMPILED",))
 
 
 def _forward_entry(kernel: ForwardKernel) -> str:
@@ -241,6 +247,12 @@ def _backward_entry(each: BackwardKernels) -> str:
         f"{_bool(each.adds_dq_up)}, {_bool(each.is_deterministic)}, {each.far_stride_bytes}, "
         f'"{each.name}", {{{launches}}}, {_image(each, row.file)}}},'
     )
+
+
+def _sink_entry(kernel: SinkKernel) -> str:
+    dtype = f"DataType::{kernel.dtype}"
+    image = _image(kernel, f"{kernel.name}.co")
+    return f'{{{_arch(kernel.arch)}, {dtype}, "{kernel.name}", {image}}},'
 
 
 # Of what changes scores the arguments, the words of kernels that have it, and what these are told
@@ -288,14 +300,21 @@ def _packed_scores() -> Iterator[str]:
         yield f"modifiers.{row.name} = {value};"
 
 
-def _definition(x: ForwardKernel | BackwardKernels) -> str:
+def _definition(x: AnyKernel) -> str:
     return f"alignas({_LINE_BYTES}) const char {_object(x)}[] =\n{_literal(x.image)};"
 
 
-def _code_objects(kernels: Collection[ForwardKernel | BackwardKernels], namespace: str) -> str:
+def _code_objects(kernels: Collection[AnyKernel], namespace: str) -> str:
     forward = [x for x in kernels if isinstance(x, ForwardKernel)]
     backward = [x for x in kernels if isinstance(x, BackwardKernels)]
-    definitions = "\n".join((*_chosen(forward, _definition), *_chosen(backward, _definition)))
+    sinks = [x for x in kernels if isinstance(x, SinkKernel)]
+    definitions = "\n".join(
+        (
+            *_chosen(forward, _definition),
+            *_chosen(backward, _definition),
+            *_chosen(sinks, _definition),
+        )
+    )
     return (
         f'{_HEADER}#include "code_objects.h"\n\n'
         f"namespace jitfmha {{\ninline namespace {namespace} {{\nnamespace code_objects {{\n\n"
@@ -304,11 +323,11 @@ def _code_objects(kernels: Collection[ForwardKernel | BackwardKernels], namespac
     )
 
 
-def _image(kernel: ForwardKernel | BackwardKernels, file: str) -> str:
+def _image(kernel: AnyKernel, file: str) -> str:
     return f'{{"{file}", code_objects::{_object(kernel)}, {len(kernel.image)}}}'
 
 
-def _object(kernel: ForwardKernel | BackwardKernels) -> str:
+def _object(kernel: AnyKernel) -> str:
     return f"{kernel.arch}_{kernel.name}"
 
 

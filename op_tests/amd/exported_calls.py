@@ -3,6 +3,7 @@
 import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from jitfmha.export.kernels import (
     backward_passes,
     compiled_backward,
     compiled_forward,
+    compiled_sink,
     forward_kernels,
     forward_passes,
     ready_backward_kernels,
+    sink_passes,
 )
 from jitfmha.export.library import library_files
 from jitfmha.kernels.compiled.backward_traits import backward_spec
+from jitfmha.kernels.compiled.sink_gradient import sink_gradient_spec
 from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec
 from jitfmha.problem.score_features import NUMBER_FEATURES, SCORE_FEATURES, ScoreFeature
 
@@ -97,7 +101,8 @@ class BackwardArguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("out", "lse", "dout", "dlse")),
         *((name, ctypes.c_void_p) for name in ("dq", "dk", "dv")),
         *((f"{name}_strides", Strides) for name in ("out", "dout", "dq", "dk", "dv")),
-        *(("dbias", ctypes.c_void_p), ("deterministic", ctypes.c_bool)),
+        *((name, ctypes.c_void_p) for name in ("dbias", "dsink")),
+        ("deterministic", ctypes.c_bool),
     ]
 
     def __init__(self, **values: Any) -> None:
@@ -212,13 +217,19 @@ def write_library(
     of_backward = [x for each in passes for x in backward_passes(each)]
     of_forward = [x for x in dict.fromkeys(of_forward) if not x.has_large_softcap and keeps(x)]
     of_backward = [x for x in dict.fromkeys(of_backward) if not x.has_large_softcap]
-    specs = [*map(kernel_spec, of_forward), *map(backward_spec, of_backward)]
+    of_sinks = dict.fromkeys(x for each in passes for x in sink_passes(each))
+    specs = [
+        *map(kernel_spec, of_forward),
+        *map(backward_spec, of_backward),
+        *starmap(sink_gradient_spec, of_sinks),
+    ]
     missing = [spec for spec in specs if not jit.is_built(spec)]
     for _ in jit.build_all(missing, len(os.sched_getaffinity(0))):
         pass
     forward += map(compiled_forward, of_forward)
     backward += map(compiled_backward, of_backward)
-    publish(folder, library_files(forward, backward, version))
+    sinks = [*starmap(compiled_sink, of_sinks)]
+    publish(folder, library_files(forward, backward, sinks, version))
 
 
 def compile_cpp(output: Path, *arguments: str | Path) -> Path:

@@ -396,7 +396,11 @@ def check_splits(
     return num_splits
 
 
-@pytest.mark.parametrize("of_kind", GRADIENTS)
+# Backward finds sinks in the lse: no kernel of its own has them.
+WITH_SINKS = kind("gfx942", "bf16", (96, 40), 2, ("sink_tokens", "sink"))
+
+
+@pytest.mark.parametrize("of_kind", [*GRADIENTS, WITH_SINKS])
 def test_backward_is_that_of_python(of_kind, calls, rng):
     call = drawn_call(random.Random(rng.initial_seed()), of_kind)
     given = drawn_inputs(call, rng)
@@ -424,6 +428,10 @@ def test_backward_is_that_of_python(of_kind, calls, rng):
         arguments.dlse = dlse.data_ptr()
     if dbias is not None:
         arguments.dbias = dbias.data_ptr()
+    dsink = None
+    if "sink" in given.options:
+        dsink = torch.full_like(given.options["sink"], torch.nan)
+        arguments.dsink = dsink.data_ptr()
     assert "_compiled_" in launch(calls, call.arch, arguments)
     found = {name: x.clone() for name, x in rooms.items()}
     for x in rooms.values():
@@ -432,10 +440,17 @@ def test_backward_is_that_of_python(of_kind, calls, rng):
         found["dbias"] = dbias.to(given.q.dtype)
         rooms["dbias"] = torch.full_like(found["dbias"], torch.nan)
     inputs = dout, given.q, given.k, given.v, out, lse
+    expected = None if dsink is None else torch.empty_like(dsink)
     with emulate(call.arch):
-        fmha_bwd(*inputs, dlse=dlse, **rooms, **given.options, **given.sequences)
+        fmha_bwd(*inputs, dlse=dlse, dsink=expected, **rooms, **given.options, **given.sequences)
     for name, x in rooms.items():
         assert torch.equal(found[name], x), name
+    if dsink is not None and expected is not None:
+        # Products of float32, added up with what is left of each, beside those of float64.
+        terms = (out.double() * dout).abs().sum(-1).transpose(-1, -2)
+        terms += 0 if dlse is None else dlse.abs()
+        rows = terms.nan_to_num().sum(-1).view(-1, call.heads[0]).sum(0)
+        assert ((dsink - expected).abs() <= 2**-20 * rows).all()
 
 
 @pytest.mark.parametrize(("page_size", "kernel"), [(16, "_wide_pages_"), (5, "_paged_")])
@@ -718,6 +733,22 @@ def test_what_is_missing_names_the_flags(changes, text, calls):
         setattr(arguments, name, value)
     with pytest.raises(CallError, match=f"^unsupported: no kernel for {text}"):
         calls.plan(arguments)
+
+
+def test_the_gradient_of_sinks_is_refused(calls):
+    """Without sinks, and where the library has no kernel for it; of no rows it is 0."""
+    sizes = dict.fromkeys(("heads_q", "heads_k", "seqlen_q", "seqlen_k"), 1)
+    sink, dsink = torch.ones(1), torch.full((1,), torch.nan)
+    arguments = BackwardArguments(**sizes, **PLAIN, dsink=dsink.data_ptr())
+    assert load("plain").hipSetDevice(DEVICES["gfx942"]) == 0
+    with pytest.raises(CallError, match="dsink is given, and there is no sink"):
+        calls.launch(arguments)
+    arguments.sink = sink.data_ptr()
+    calls.launch(arguments)
+    assert dsink.item() == 0
+    arguments.dtype = 1
+    with pytest.raises(CallError, match=r"gradient of sinks beside fp16 .* --features sinks has it"):
+        calls.launch(arguments)
 
 
 def test_far_keys_are_refused(calls):
