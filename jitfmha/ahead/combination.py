@@ -126,9 +126,9 @@ class Combination(NamedTuple):
             has_p_descale=Feature.INT8_PROBABILITIES in asked,
             modifiers=AskedModifiers(
                 bias=self._bias_dtype(),
-                alibi_slopes=Feature.ALIBI in asked,
+                alibi_slopes=Feature.ALIBI in asked or None,
                 logit_softcap=float(Feature.SOFTCAP in asked),
-                sink=Feature.SINKS in asked,
+                sink=Feature.SINKS in asked or None,
                 sink_size=int(Feature.SINK_TOKENS in asked and left is not None),
             ),
             dropout_p=0.5 if Feature.DROPOUT in asked else 0.0,

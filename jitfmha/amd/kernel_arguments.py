@@ -314,6 +314,21 @@ BACKWARD_ARGUMENTS = SharedStruct(
     },
 )
 
+# What the kernel takes that makes the gradient of sinks. Rows are those of gm1 where there are sums
+# of their lengths; the lse and its gradient, null where it is 0, are contiguous along them.
+SINK_GRADIENT_ARGUMENTS = SharedStruct(
+    "SinkGradientArguments",
+    {
+        **dict.fromkeys(("out", "dout"), Pointer("const char")),
+        **dict.fromkeys(("lse", "dlse", "sink"), Pointer("const float")),
+        "dsink": Pointer("float"),
+        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_q_padded"), Pointer("const int")),
+        **dict.fromkeys(("out_strides", "dout_strides", "lse_strides"), TENSOR_STRIDES),
+        "sink_head": INT64,  # in elements
+        **dict.fromkeys(("batch", "seqlen_q", "hdim"), INT32),
+    },
+)
+
 # A query sees the keys from so many left of the diagonal to so many right of it.
 WINDOW = SharedStruct(
     "Window",
@@ -399,6 +414,11 @@ def compiled_structs() -> str:
 def backward_structs() -> str:
     """Return the C++ structs that compiled kernels of the backward pass take."""
     return _in_device_code(MODIFIERS, TENSOR_STRIDES, GRADIENT_TENSORS, BACKWARD_ARGUMENTS)
+
+
+def sink_gradient_structs() -> str:
+    """Return the C++ structs that the kernel of the gradient of sinks takes."""
+    return _in_device_code(TENSOR_STRIDES, SINK_GRADIENT_ARGUMENTS)
 
 
 def _in_device_code(*structs: SharedStruct) -> str:

@@ -16,8 +16,9 @@ def run(args: argparse.Namespace) -> int:
     flags = ("direction", "dtype", "mask", "mode", "bf16_cvt")
     given = ((f"{flag}s", getattr(args, flag)) for flag in flags)
     chosen: dict[str, Any] = {name: tuple(x) for name, x in given if x is not None}
-    if args.kv_dtype is not None:
-        chosen["kv_dtype"] = args.kv_dtype
+    for name in ("kv_dtype", "bias_dtype"):
+        if getattr(args, name) is not None:
+            chosen[name] = getattr(args, name)
     if args.few_queries:
         chosen["few_queries"] = True
     if args.hdim is not None:

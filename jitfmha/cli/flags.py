@@ -21,6 +21,7 @@ _EXIT_CODES = (
 _ARCHS = get_args(Arch)
 _CVTS = ("rtne", "rtna", "rtz")
 _MODES = ("gm0", "gm1")
+_EIGHT_BITS = ("fp8", "bf8", "int8")
 _DIRECTIONS = ("forward", "backward")
 _DEVICE = "cpu or cuda; or a GPU that is not here, as gfx950 or MI308X (default: cpu)"
 _SHAPES = (
@@ -412,10 +413,10 @@ def _add_export(commands: Any) -> None:
     profile = "also compile what a profile of `build` has, the flags below in place of its parts"
     flag("--profile", choices=PROFILE_NAMES, metavar="NAME", help=profile)
     flag("--direction", nargs="+", choices=_DIRECTIONS, help="(default: both)")
-    dtypes = "(default: bf16 fp16 fp8); backward has neither fp8 nor int8"
-    flag("--dtype", nargs="+", choices=["bf16", "fp16", "fp8", "fp32", "int8"], help=dtypes)
+    dtypes = "(default: bf16 fp16 fp8); backward has none of 8 bits"
+    flag("--dtype", nargs="+", choices=["bf16", "fp16", *_EIGHT_BITS, "fp32"], help=dtypes)
     kept = "of k and v beside a q of more bits, of kernels that are compiled (default: as q)"
-    flag("--kv-dtype", choices=["fp8", "int8"], help=kept)
+    flag("--kv-dtype", choices=_EIGHT_BITS, help=kept)
     hdims = f"{_HDIMS}all that come ready, and of compiled kernels 64 and 128)"
     many = {"nargs": "+", "type": _several(_hdims), "help": hdims}
     flag("--hdim", "--hdims", metavar="HDIM", **many)
@@ -424,6 +425,8 @@ def _add_export(commands: Any) -> None:
         "bias+dropout for both; append: those that append keys to caches (default: plain)"
     )
     flag("--features", nargs="+", type=_several(str), metavar="FEATURES", help=features)
+    bias = "of a bias that is added (default: that of the output)"
+    flag("--bias-dtype", choices=["bf16", "fp16", "fp32"], help=bias)
     few = "also compile the forward kernels of few queries, as decoding and GQA have them"
     flag("--few-queries", action="store_true", help=few)
     flag("--mask", nargs="+", choices=["none", "causal"], help="(default: both)")

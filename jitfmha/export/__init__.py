@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import starmap
 from pathlib import Path
 
 from .. import jit
 from ..kernels.compiled.backward_traits import backward_spec
+from ..kernels.compiled.sink_gradient import sink_gradient_spec
 from ..kernels.compiled.traits import kernel_spec
 from .append import append_passes, compiled_append
 from .folder import ForeignFilesError, check_folder, publish
@@ -19,11 +21,13 @@ from .kernels import (
     backward_passes,
     compiled_backward,
     compiled_forward,
+    compiled_sink,
     features_named,
     forward_kernels,
     forward_passes,
     ready_backward_kernels,
     selection_of,
+    sink_passes,
 )
 from .library import library_files
 from .translation import TranslationError
@@ -73,9 +77,13 @@ def export(
     # In order of preference, which is that of the families in Python.
     backward = list(ready_backward_kernels(selection))
     forward_traits, backward_traits = forward_passes(selection, forward), backward_passes(selection)
-    appends = append_passes(selection)
-    specs = [*map(kernel_spec, forward_traits), *map(backward_spec, backward_traits)]
-    specs += (each.spec for each in appends)
+    appends, of_sinks = append_passes(selection), sink_passes(selection)
+    specs = [
+        *map(kernel_spec, forward_traits),
+        *map(backward_spec, backward_traits),
+        *starmap(sink_gradient_spec, of_sinks),
+        *(each.spec for each in appends),
+    ]
     missing = [spec for spec in specs if not jit.is_built(spec)]
     for spec, _ in jit.build_all(missing, jobs or len(os.sched_getaffinity(0))):
         if on_compiled is not None:
@@ -85,5 +93,6 @@ def export(
     append = list(map(compiled_append, appends))
     if not forward and not backward and not append:
         raise ValueError("no kernel serves what is selected")
-    publish(folder, library_files(forward, backward, append))
-    return [*(x.name for x in forward), *(x.name for x in backward), *(x.name for x in append)]
+    sinks = [*starmap(compiled_sink, of_sinks)]
+    publish(folder, library_files(forward, backward, sinks, append))
+    return [x.name for kernels in (forward, backward, sinks, append) for x in kernels]

@@ -16,8 +16,13 @@ from ..amd.manifest import AnyRow, KernelRow
 from ..amd.tree import Tree, trees_of
 from ..kernels.compiled.backward_launch import BackwardKernel
 from ..kernels.compiled.backward_traits import BackwardTraits, backward_spec
-from ..kernels.compiled.decode_policy import DECODE_WAVES, most_blocks
+from ..kernels.compiled.decode import streamed_keys
+from ..kernels.compiled.decode_policy import DECODE_WAVES, MOST_WAVES, most_blocks
+from ..kernels.compiled.latent import row_blocks_of
+from ..kernels.compiled.latent_policy import MOST_LATENT_BLOCKS
 from ..kernels.compiled.rules import RULES
+from ..kernels.compiled.sink_gradient import sink_gradient_name, sink_gradient_spec
+from ..kernels.compiled.tiles import tile_table
 from ..kernels.compiled.traits import (
     Access,
     ForwardTraits,
@@ -26,28 +31,21 @@ from ..kernels.compiled.traits import (
     kernel_spec,
     row_of_built,
 )
+from ..kernels.compiled.turns import takes_turns
 from ..kernels.ready.backward.kernels import kernels_of
 from ..kernels.ready.backward.limits import FAR_STRIDE_BYTES
 from ..kernels.rules import reasons_of
 from ..problem.arguments import Bf16Cvt
-from ..problem.dtypes import EIGHT_BIT_NAMES, FP8_NAMES
+from ..problem.dtypes import BF8_NAMES, EIGHT_BIT_NAMES, FP8_NAMES
 from ..problem.features import Feature
 from ..problem.mask import CAUSAL_MASK, NO_MASK, Mask
 from ..problem.problem import BF16_CVTS, Direction, Mode, Problem
 
-DTYPES = ("bf16", "fp16", "fp8", "fp32", "int8")
-"""What exported calls take: of fp8 and int8 forward calls, of fp8 in the form that the chip has."""
+DTYPES = ("bf16", "fp16", "fp8", "fp32", "int8", "bf8")
+"""What exported calls take: of 8 bits forward ones, of fp8 and bf8 in the form of the chip."""
 READY_DTYPES = DTYPES[:3]
 """Those of kernels that come ready."""
-FEATURES = tuple(
-    name
-    for name, feature in NAMED_FEATURES.items()
-    if feature
-    not in (
-        *(Feature.QUERY_HEAD_DESCALES, Feature.TOKEN_DESCALES),
-        Feature.PACKED_PAGES,
-    )
-)
+FEATURES = tuple(NAMED_FEATURES)
 """What exported calls may have, by the names that ``build`` knows."""
 APPEND = "append"
 """What stands beside them for the kernels of ``mha_fwd_appendkv``."""
@@ -72,6 +70,7 @@ class Selection(NamedTuple):
         bf16_cvts: where there is a choice. None: all that come ready, and of compiled kernels rtne.
         features: of calls that compiled kernels serve; each of these has all that are in one value.
         kv_dtype: that of keys and values of such calls, where it is another one, of 8 bits.
+        bias_dtype: that of biases that are added, where it is not the output's.
         subsets: what is compiled, in place of what the other fields say of it.
         few_queries: whether forward calls of few queries get kernels of their own, too.
         appends: whether keys are appended to caches, by kernels of their own.
@@ -89,6 +88,7 @@ class Selection(NamedTuple):
     kv_dtype: str | None = None
     few_queries: bool = False
     appends: bool = False
+    bias_dtype: str | None = None
 
 
 def selection_of(
@@ -104,7 +104,7 @@ def selection_of(
         chosen = {**chosen, "features": others or None, "appends": True}
     if profile is None:
         return Selection(arches, **chosen)
-    of_all = "bf16_cvts", "kv_dtype", "few_queries", "appends"
+    of_all = "bf16_cvts", "kv_dtype", "few_queries", "bias_dtype", "appends"
     given = {name: x for name, x in chosen.items() if name not in of_all and x is not None}
     if "dtypes" in given:
         kv_dtype = chosen.get("kv_dtype")
@@ -133,8 +133,11 @@ def features_named(text: str) -> Features:
     return names
 
 
+_FORMS = {"fp8": FP8_NAMES.values(), "bf8": BF8_NAMES.values()}
+
+
 def _full_names(dtype: str) -> tuple[str, ...]:
-    return tuple(FP8_NAMES.values()) if dtype == "fp8" else (dtype,)
+    return tuple(_FORMS.get(dtype, (dtype,)))
 
 
 class CompiledFor(NamedTuple):
@@ -148,6 +151,8 @@ class CompiledFor(NamedTuple):
         stacks_heads: whether the query heads that share a key head are rows of the same tiles.
         most_stacked_queries: with how many queries they are, at most.
         decode_blocks: of kernels for decoding: the rows of a workgroup, in blocks; else 0.
+        row_blocks: the same of those for latents.
+        takes_turns: whether it is for many queries, with keys in pages.
     """
 
     dtype: str
@@ -159,6 +164,8 @@ class CompiledFor(NamedTuple):
     stacks_heads: bool
     most_stacked_queries: int
     decode_blocks: int
+    row_blocks: int
+    takes_turns: bool
 
 
 class ForwardKernel(NamedTuple):
@@ -205,6 +212,15 @@ class BackwardKernels(NamedTuple):
     kernels: tuple[BackwardKernel, ...]
     image: bytes
     features: str = ""
+
+
+class SinkKernel(NamedTuple):
+    """The kernel of the gradient of sinks, of outputs of one data type."""
+
+    arch: Arch
+    dtype: str
+    name: str
+    image: bytes
 
 
 def forward_kernels(selection: Selection) -> Iterator[ForwardKernel]:
@@ -280,9 +296,9 @@ def forward_passes(
 ) -> tuple[ForwardTraits, ...]:
     """What is compiled of forward kernels: what is selected and does not come ready.
 
-    Of the kernels that serve a call, that is the one which serves any lengths and heads, and where
-    they are selected those for few queries. Where neither these nor head dimensions, features or a
-    profile are named, all that is selected comes ready.
+    Of the kernels that serve a call, that is the one which serves any lengths and heads, with keys
+    in pages the one for many queries, and where they are selected those for few. Where neither
+    these nor head dimensions, features or a profile are named, all that is selected comes ready.
 
     Raises ``NotImplementedError``, ``TypeError`` or ``ValueError`` where nothing can be compiled.
     """
@@ -305,6 +321,7 @@ def forward_passes(
                 traits = _of_any_lengths(ForwardTraits.of(problem, arch, _units(arch)))
                 if not is_served:
                     passes += _variants(traits)
+                    passes += _of_many_queries(problem, traits)
                 if selection.few_queries:
                     for each in _of_few_queries(problem, traits):
                         passes += _variants(each)
@@ -327,6 +344,16 @@ def backward_passes(selection: Selection) -> tuple[BackwardTraits, ...]:
         except _REFUSALS as error:
             refusals.append(error)
     return _each_once(passes, refusals)
+
+
+def sink_passes(selection: Selection) -> tuple[tuple[Arch, str], ...]:
+    """For which data types the gradient of sinks is selected."""
+    asked = (
+        (arch, wanted.dtype)
+        for arch, wanted in _combinations(selection, "backward")
+        if Feature.SINKS in wanted.features
+    )
+    return tuple(dict.fromkeys(asked))
 
 
 _REFUSALS = NotImplementedError, TypeError, ValueError
@@ -371,7 +398,7 @@ def _combinations(selection: Selection, direction: Direction) -> Iterator[tuple[
         for (dtype, kv_dtype), hdims, mask, mode, features in itertools.product(
             subset.dtypes, subset.hdims, subset.masks, subset.modes, subset.features
         ):
-            others = {*FP8_NAMES.values()} - {architecture(arch).fp8_dtype}
+            others = {*EIGHT_BIT_NAMES}.difference(tile_table(arch).dtypes_of("forward"))
             if dtype not in names or not others.isdisjoint((dtype, kv_dtype)):
                 continue
             if direction == "backward" and dtype != kv_dtype:
@@ -397,6 +424,9 @@ def _problems(selection: Selection, wanted: Combination, arch: Arch) -> Iterator
     check_combination(wanted)
     for cvt in selection.bf16_cvts or _CVTS_OF_COMPILED:
         problem = wanted.problem()._replace(bf16_cvt=cvt)
+        if selection.bias_dtype and Feature.BIAS in problem.features:
+            modifiers = problem.modifiers._replace(bias=selection.bias_dtype)
+            problem = problem._replace(modifiers=modifiers)
         for reason in reasons_of(RULES, problem, arch):
             raise NotImplementedError(str(reason))
         yield problem
@@ -415,25 +445,55 @@ def _of_any_lengths(traits: ForwardTraits) -> ForwardTraits:
     )
 
 
+def _of_many_queries(problem: Problem, traits: ForwardTraits) -> Iterator[ForwardTraits]:
+    """Those whose waves take turns, where there are such kernels: of keys in pages."""
+    mask = NO_MASK if problem.mask.is_none else CAUSAL_MASK
+    problem = problem._replace(mask=mask)
+    for each in _variants(traits):
+        if takes_turns(problem, traits.arch, are_wide=each.access != "paged"):
+            yield replace(each, takes_turns=True)
+
+
 def _of_few_queries(problem: Problem, traits: ForwardTraits) -> Iterator[ForwardTraits]:
-    """Those with stacked heads, and with rows for decoding, where there are such kernels."""
+    """Those with stacked heads, and with rows of latents or for decoding, where there are such."""
     may_stack = not traits.has_int8_probabilities
     if may_stack:
         yield replace(traits, stacks_heads=True)
+    of_latent = problem._replace(has_v_at_k=True, sizes=problem.sizes._replace(v=problem.sizes.k))
+    if row_blocks_of(of_latent, are_heads_stacked=True):
+        for blocks in _doubled(MOST_LATENT_BLOCKS):
+            yield replace(traits, stacks_heads=True, row_blocks=blocks)
     one_query = problem.with_sizes(problem.sizes._replace(seqlen_q=1))
     if ForwardTraits.of(one_query, traits.arch, _units(traits.arch)).decode_blocks is None:
         return
     # Without stacked heads rows are queries, and few.
-    yield replace(traits, decode_blocks=1)
-    blocks = 1
-    while may_stack and blocks <= most_blocks(max(traits.hdim_q, traits.hdim_v)):
-        yield replace(traits, stacks_heads=True, decode_blocks=blocks)
-        blocks *= 2
+    of_one_block = [replace(traits, decode_blocks=1)]
+    if may_stack:
+        of_one_block.append(replace(traits, decode_blocks=1, stacks_heads=True))
+        for blocks in _doubled(most_blocks(max(traits.hdim_q, traits.hdim_v)))[1:]:
+            yield replace(traits, stacks_heads=True, decode_blocks=blocks)
+    yield from of_one_block
+    if streamed_keys(problem).have_eight_waves(1):
+        for each in of_one_block:
+            yield replace(each, decode_waves=MOST_WAVES)
+
+
+def _doubled(most: int) -> list[int]:
+    return [1 << i for i in range(most.bit_length())]
 
 
 def _variants(traits: _T) -> Iterator[_T]:
-    """The kernels of such calls: with another soft cap, and with pages of any size."""
+    """The kernels of such calls: with another soft cap, and with pages of any size.
+
+    Where tokens have scales, also those whose keys alone, or values alone, have such.
+    """
     yield traits
+    if isinstance(traits, ForwardTraits) and all(
+        (traits.has_token_k_descales, traits.has_token_v_descales)
+    ):
+        one_scale = replace(traits, has_descales=True)
+        yield from _variants(replace(one_scale, has_token_k_descales=False))
+        yield from _variants(replace(one_scale, has_token_v_descales=False))
     if traits.access == "wide_pages":
         yield from _variants(replace(traits, access="paged"))
     if traits.modifiers.asked.logit_softcap and not traits.has_large_softcap:
@@ -459,17 +519,21 @@ def features_of(traits: ForwardTraits | BackwardTraits) -> str:
     """The words by which exported calls find a kernel that was compiled for their features."""
     of_forward: tuple[str, ...] = ()
     if isinstance(traits, ForwardTraits):
-        kv = "fp8" if traits.kv_dtype in FP8_NAMES.values() else traits.kv_dtype
+        kv = traits.kv_dtype.partition("_")[0]
         of_forward = (
             f"{kv}_keys" if traits.kv_dtype != traits.dtype else "",
             "descales" if traits.has_descales else "",
+            "token_k" if traits.has_token_k_descales else "",
+            "token_v" if traits.has_token_v_descales else "",
             "int8_probabilities" if traits.has_int8_probabilities else "",
             "split_results" if traits.leaves_parts else "",
         )
+    are_packed = traits.access == "packed_pages"
     words = (
         *of_forward,
-        "column_major_v" if traits.has_column_major_v else "",
+        "column_major_v" if traits.has_column_major_v and not are_packed else "",
         "paged_keys" if traits.access in ("paged", "wide_pages") else "",
+        "packed_pages" if are_packed else "",
         *traits.modifiers.words(),
         "large_softcap" if traits.has_large_softcap else "",
     )
@@ -495,6 +559,8 @@ def compiled_forward(traits: ForwardTraits) -> ForwardKernel:
         stacks_heads=traits.stacks_heads,
         most_stacked_queries=tile.tile_q // 2,
         decode_blocks=traits.decode_blocks or 0,
+        row_blocks=traits.row_blocks or 0,
+        takes_turns=traits.takes_turns,
     )
     return ForwardKernel(traits.arch, row, image, compiled_for)
 
@@ -518,3 +584,12 @@ def compiled_backward(traits: BackwardTraits) -> BackwardKernels:
         image=jit.read(backward_spec(traits)),
         features=features_of(traits),
     )
+
+
+def compiled_sink(arch: Arch, dtype: str) -> SinkKernel:
+    """The kernel of the gradient of sinks, from the build cache or compiled.
+
+    Raises ``jitfmha.BuildError`` where it cannot be.
+    """
+    image = jit.read(sink_gradient_spec(arch, dtype))
+    return SinkKernel(arch, dtype, sink_gradient_name(arch, dtype), image)

@@ -11,18 +11,20 @@ from typing import TypeAlias, TypeVar, get_args
 
 from .. import jit
 from ..amd.chips import Arch, Chip, architecture, chip, chips
-from ..amd.kernel_arguments import MODIFIERS
+from ..amd.kernel_arguments import MODIFIERS, SINK_GRADIENT_ARGUMENTS
 from ..amd.manifest import KernelDtype
 from ..amd.runtime import PCI_CHIP_ID
 from ..jit.shared_struct import FLOAT, HOST
 from ..jit.toolchain.hip_libraries import SYSTEM_NAMES
 from ..kernels.compiled.modifiers import OPEN_SIDE
+from ..kernels.compiled.sink_gradient import SINK_THREADS
 from ..kernels.compiled.tile_table import WAVE
+from ..kernels.compiled.tiles import tile_table
 from ..kernels.compiled.traits import LARGE_SOFTCAP, WIDE_PAGE_ROWS, WORD_END
 from ..kernels.estimate import streaming_of
 from ..kernels.launcher import Block, LauncherKind, launcher_sources
 from ..kernels.ready.limits import FIELD_END, GRID_END, MOST_ROWS
-from ..problem.dtypes import DTYPE_BYTES, plain_out_dtype
+from ..problem.dtypes import BF8_NAMES, DTYPE_BYTES, FP8_NAMES, plain_out_dtype
 from ..problem.problem import MAX_HDIM, Direction, Mode
 from ..problem.score_features import (
     NUMBER_FEATURES,
@@ -34,10 +36,10 @@ from ..rows.heads.amd import THREADS
 from ..rows.heads.structs import cpp as heads_structs
 from ..version import __version__
 from .append import AppendKernel
-from .kernels import BackwardKernels, ForwardKernel
+from .kernels import BackwardKernels, ForwardKernel, SinkKernel
 from .policy import policy_in_cpp, row_in_cpp
 
-AnyKernel: TypeAlias = ForwardKernel | BackwardKernels | AppendKernel
+AnyKernel: TypeAlias = ForwardKernel | BackwardKernels | SinkKernel | AppendKernel
 _HEADER = "// Written by python -m jitfmha export.\n"
 _LINE_BYTES = 64
 _READY_DTYPES: dict[str, KernelDtype] = {
@@ -46,7 +48,7 @@ _READY_DTYPES: dict[str, KernelDtype] = {
     **dict.fromkeys(("fp8_e4m3fnuz", "fp8_e4m3fn"), "fp8bf16"),
 }
 """The members of ``jitfmha::DataType`` that manifests have, in order, and their names there."""
-_DTYPES = (*_READY_DTYPES, "fp32", "int8")
+_DTYPES = (*_READY_DTYPES, "fp32", "int8", *BF8_NAMES.values())
 """All members of ``jitfmha::DataType`` in order."""
 _COPIED = (
     "build_mha.sh",
@@ -71,11 +73,12 @@ _LETTERS = [
 def library_files(
     forward: Sequence[ForwardKernel],
     backward: Sequence[BackwardKernels],
+    sinks: Sequence[SinkKernel] = (),
     append: Sequence[AppendKernel] = (),
     version: str = __version__,
 ) -> dict[str, str]:
     """The text of each file, by its path in the library's folder."""
-    kernels: list[AnyKernel] = [*forward, *backward, *append]
+    kernels: list[AnyKernel] = [*forward, *backward, *sinks, *append]
     arches = [arch for arch in get_args(Arch) if any(x.arch == arch for x in kernels)]
     common = {"version": version, "namespace": _namespace(version)}
     about = {"version": version, "architectures": " and ".join(arches)}
@@ -120,7 +123,7 @@ def library_files(
                 "append_kernels": _lines(_chosen(append, _append_entry)),
             },
         ),
-        "src/jitfmha.cpp": _calls(forward, backward, arches, common["namespace"]),
+        "src/jitfmha.cpp": _calls(forward, backward, sinks, arches, common["namespace"]),
         **{f"src/launcher/{name}": text for name, text in launchers.items()},
         **objects,
     }
@@ -151,6 +154,7 @@ def _inventory(files: Mapping[str, str], kernels: Iterable[AnyKernel], version: 
 def _calls(
     forward: Sequence[ForwardKernel],
     backward: Sequence[BackwardKernels],
+    sinks: Sequence[SinkKernel],
     arches: Sequence[Arch],
     namespace: str,
 ) -> str:
@@ -162,10 +166,13 @@ def _calls(
                 f'#include "launcher/{direction}_{block}_{mode}.h"'
                 for (direction, block), mode in product(_BLOCKS, get_args(Mode))
             ),
-            "policy_modules": "jitfmha/kernels/ready/ and compiled/decode_policy.py",
+            "policy_modules": "jitfmha/kernels/ready/ and compiled/",
             "policy": policy_in_cpp().cpp,
             "forward_kernels": _lines(_chosen(forward, _forward_entry)),
             "backward_kernels": _lines(_chosen(backward, _backward_entry)),
+            "sink_kernels": _lines(_chosen(sinks, _sink_entry)),
+            "sink_threads": SINK_THREADS,
+            "sink_arguments": SINK_GRADIENT_ARGUMENTS.cpp(),
             "asked_scores": _lines(map(_asked, SCORE_FEATURES), 2),
             "packed_scores": _lines(_packed_scores(), 2),
             "open_side": OPEN_SIDE,
@@ -184,9 +191,8 @@ def _calls(
             "result_bytes": ", ".join(str(DTYPE_BYTES[plain_out_dtype(x)]) for x in _DTYPES),
             "score_dtype_names": _quoted(_SCORE_DTYPES),
             "score_dtype_bytes": ", ".join(str(DTYPE_BYTES.get(x, 1)) for x in _SCORE_DTYPES),
-            "fp8_dtypes": ", ".join(
-                f"DataType::{architecture(arch).fp8_dtype}" for arch in get_args(Arch)
-            ),
+            "fp8_dtypes": _forms(FP8_NAMES.values()),
+            "bf8_dtypes": _forms(BF8_NAMES.values()),
             "exported_archs": ", ".join(map(_arch, arches)),
             "runtime_names": _quoted(SYSTEM_NAMES),
             "pci_chip_id_attributes": ", ".join(map(str, PCI_CHIP_ID)),
@@ -196,6 +202,12 @@ def _calls(
             "field_end": FIELD_END,
         },
     )
+
+
+def _forms(names: Collection[str]) -> str:
+    """Which of these each architecture takes."""
+    taken = (tile_table(arch).dtypes_of("forward") for arch in get_args(Arch))
+    return ", ".join(f"DataType::{x}" for served in taken for x in names if x in served)
 
 
 _Kernel = TypeVar("_Kernel", bound=AnyKernel)
@@ -215,7 +227,8 @@ def _kind(kernel: AnyKernel) -> tuple[str, ...]:
         return "FORWARD", "COMPILED"
     if isinstance(kernel, ForwardKernel):
         return "FORWARD", *(("COMPILED",) if kernel.compiled_for else ())
-    return "BACKWARD", *(("COMPILED",) if not kernel.adds_dq_up else ())
+    is_ready = isinstance(kernel, BackwardKernels) and kernel.adds_dq_up
+    return "BACKWARD", *(() if is_ready else ("COMPILED",))
 
 
 def _forward_entry(kernel: ForwardKernel) -> str:
@@ -225,7 +238,8 @@ def _forward_entry(kernel: ForwardKernel) -> str:
     if made is not None:
         numbers = (
             f"{made.slices}, {made.columns}, {made.far_stride_bytes}, "
-            f"{_bool(made.stacks_heads)}, {made.most_stacked_queries}, {made.decode_blocks}"
+            f"{_bool(made.stacks_heads)}, {made.most_stacked_queries}, {made.decode_blocks}, "
+            f"{made.row_blocks}, {_bool(made.takes_turns)}"
         )
         words = _quoted((made.features, made.access))
         compiled_for = f"{{true, DataType::{made.dtype}, {words}, {numbers}}}"
@@ -259,6 +273,12 @@ def _append_entry(each: AppendKernel) -> str:
         f'{kernel.width}, {kernel.lanes}, {THREADS}, "{each.name}", '
         f"{_image(each, each.name)}}},"
     )
+
+
+def _sink_entry(kernel: SinkKernel) -> str:
+    dtype = f"DataType::{kernel.dtype}"
+    image = _image(kernel, f"{kernel.name}.co")
+    return f'{{{_arch(kernel.arch)}, {dtype}, "{kernel.name}", {image}}},'
 
 
 # Of what changes scores the arguments, the words of kernels that have it, and what these are told

@@ -7,7 +7,7 @@ from typing import get_args
 
 from ..amd.chips import Arch
 from ..amd.manifest import KernelDtype, KernelRow
-from ..kernels.compiled import decode_policy
+from ..kernels.compiled import decode_policy, latent_policy, turns_policy
 from ..kernels.ready import combine_estimate, key_split, policy
 from .translation import Translation, Vocabulary
 
@@ -25,7 +25,9 @@ def policy_in_cpp() -> Translation:
     """Translate the modules that decide to C++."""
     enums = {"Arch": get_args(Arch), "KernelDtype": get_args(KernelDtype)}
     vocabulary = Vocabulary(enums=enums, structs={"KernelRow": _ROW})
-    return Translation((key_split, combine_estimate, policy, decode_policy), vocabulary)
+    of_compiled = decode_policy, latent_policy, turns_policy
+    modules = key_split, combine_estimate, policy, *of_compiled
+    return Translation(modules, vocabulary)
 
 
 def row_in_cpp(row: KernelRow) -> str:

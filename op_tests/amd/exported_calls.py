@@ -2,7 +2,8 @@
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,23 @@ from jitfmha.export.kernels import (
     backward_passes,
     compiled_backward,
     compiled_forward,
+    compiled_sink,
     forward_kernels,
     forward_passes,
     ready_backward_kernels,
+    sink_passes,
 )
 from jitfmha.export.library import library_files
 from jitfmha.kernels.compiled.backward_traits import backward_spec
-from jitfmha.kernels.compiled.traits import kernel_spec
+from jitfmha.kernels.compiled.sink_gradient import sink_gradient_spec
+from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec
 from jitfmha.problem.score_features import NUMBER_FEATURES, SCORE_FEATURES, ScoreFeature
 
 CPP = Path(__file__).resolve().parents[1] / "cpp"
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
-DTYPES = {"bf16": 0, "fp16": 1, "fp8_e4m3fnuz": 2, "fp8_e4m3fn": 3, "fp32": 4, "int8": 5}
+_DTYPES = ("bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "fp32", "int8", "bf8_e5m2fnuz", "bf8_e5m2")
+DTYPES = {name: i for i, name in enumerate(_DTYPES)}
+KEY_TYPES = ("", "fp8", "int8", "bf8")
 SCORE_DTYPES = (torch.bool, torch.bfloat16, torch.float16, torch.float32)
 CVTS = {"rtne": 0, "rtna": 1, "rtz": 2}
 _SOMEWHERE = torch.zeros(1)
@@ -41,7 +47,11 @@ class Strides(ctypes.Structure):
 
 
 class Descale(ctypes.Structure):
-    _fields_ = [("scales", ctypes.c_void_p), ("batch", ctypes.c_int64), ("head", ctypes.c_int64)]
+    _fields_ = [
+        ("scales", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("batch", "head", "token")),
+        ("of_query_heads", ctypes.c_bool),
+    ]
 
 
 def _score_fields(row: ScoreFeature) -> list[tuple[str, Any]]:
@@ -78,7 +88,7 @@ class ForwardArguments(ctypes.Structure):
         *((name, Descale) for name in ("q_descale", "k_descale", "v_descale", "p_descale")),
         ("block_table", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("block_table_stride", "page_size", "num_pages")),
-        ("num_splits", ctypes.c_int64),
+        *(("has_packed_pages", ctypes.c_bool), ("num_splits", ctypes.c_int64)),
         *((name, ctypes.c_void_p) for name in ("out_accum", "lse_accum")),
     ]
 
@@ -92,7 +102,8 @@ class BackwardArguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("out", "lse", "dout", "dlse")),
         *((name, ctypes.c_void_p) for name in ("dq", "dk", "dv")),
         *((f"{name}_strides", Strides) for name in ("out", "dout", "dq", "dk", "dv")),
-        *(("dbias", ctypes.c_void_p), ("deterministic", ctypes.c_bool)),
+        *((name, ctypes.c_void_p) for name in ("dbias", "dsink")),
+        ("deterministic", ctypes.c_bool),
     ]
 
     def __init__(self, **values: Any) -> None:
@@ -199,9 +210,17 @@ def set_tensor(arguments: ctypes.Structure, name: str, x: Tensor) -> None:
 
 
 def set_descale(arguments: ForwardArguments, name: str, x: Tensor) -> None:
-    """The address of a scale, or of one for each sequence and key head, and its strides."""
-    strides = (0, 0) if x.dim() == 1 else x.stride()
-    setattr(arguments, name, Descale(x.data_ptr(), *strides))
+    """The address of a scale, or of several in one of the forms that ``fmha_fwd`` takes.
+
+    One for each head, of several, is of query heads where it is of q or of probabilities.
+    """
+    if x.dim() > 2:
+        *batch, token, head, _ = x.stride()
+        setattr(arguments, name, Descale(x.data_ptr(), *(batch or (0,)), head, token))
+        return
+    strides = (0, 0) if x.shape == (1,) else (0, *x.stride())[-2:]
+    of_query_heads = x.dim() == 1 and x.shape[0] > 1 and name[0] in "qp"
+    setattr(arguments, name, Descale(x.data_ptr(), *strides, 0, of_query_heads))
 
 
 def set_scores(arguments: ctypes.Structure, options: Mapping[str, Any]) -> None:
@@ -226,27 +245,37 @@ def set_scores(arguments: ctypes.Structure, options: Mapping[str, Any]) -> None:
 
 
 def write_library(
-    folder: Path, ready: Selection, passes: Sequence[Selection] = (), version: str = "1.2.3"
+    folder: Path,
+    ready: Selection,
+    passes: Sequence[Selection] = (),
+    version: str = "1.2.3",
+    keeps: Callable[[ForwardTraits], bool] = lambda traits: True,
 ) -> None:
     """Export the kernels that come ready for one selection, and compiled ones for others.
 
-    Without those for large soft caps, which no test launches.
+    Without those for large soft caps, which no test launches, and of forward ones those that it
+    ``keeps``.
     """
     forward, backward = list(forward_kernels(ready)), list(ready_backward_kernels(ready))
     of_forward = [x for each in passes for x in forward_passes(each, forward)]
     of_backward = [x for each in passes for x in backward_passes(each)]
-    of_forward = [x for x in dict.fromkeys(of_forward) if not x.has_large_softcap]
+    of_forward = [x for x in dict.fromkeys(of_forward) if not x.has_large_softcap and keeps(x)]
     of_backward = [x for x in dict.fromkeys(of_backward) if not x.has_large_softcap]
+    of_sinks = dict.fromkeys(x for each in passes for x in sink_passes(each))
     of_append = list(dict.fromkeys(x for each in passes for x in append_passes(each)))
-    specs = [*map(kernel_spec, of_forward), *map(backward_spec, of_backward)]
-    specs += (x.spec for x in of_append)
+    specs = [
+        *map(kernel_spec, of_forward),
+        *map(backward_spec, of_backward),
+        *starmap(sink_gradient_spec, of_sinks),
+        *(x.spec for x in of_append),
+    ]
     missing = [spec for spec in specs if not jit.is_built(spec)]
     for _ in jit.build_all(missing, len(os.sched_getaffinity(0))):
         pass
     forward += map(compiled_forward, of_forward)
     backward += map(compiled_backward, of_backward)
-    append = list(map(compiled_append, of_append))
-    publish(folder, library_files(forward, backward, append, version))
+    sinks, append = [*starmap(compiled_sink, of_sinks)], [*map(compiled_append, of_append)]
+    publish(folder, library_files(forward, backward, sinks, append, version))
 
 
 def compile_cpp(output: Path, *arguments: str | Path) -> Path:

@@ -14,8 +14,8 @@ from untyped import explain, explain_bwd, flash_attn_with_kvcache, fmha_bwd, fmh
 from jitfmha import emulate
 
 ARCH = "gfx942"
-_FP8 = torch.float8_e4m3fnuz
-_PREFIXES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": _FP8}
+_8_BITS = {"fp8": torch.float8_e4m3fnuz, "bf8": torch.float8_e5m2fnuz}
+_PREFIXES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, **_8_BITS}
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ PARITY = (
         is_split=True,
     ),
     Parity("fp8", "fwd -prec=fp8 -b=2 -h=2 -d=128 -s=128 -vlayout=c -squant=1 -init=3 -lse=1"),
+    Parity("bf8", f"{_SMALL.replace('bf16', 'bf8')} -mask=2 -init=3 -squant=1", {"mask": 2}),
     Parity(
         "backward",
         "bwd -prec=bf16 -b=1 -h=4 -h_k=2 -d=64 -s=100..160 -mask=2 -deterministic=1",
@@ -124,7 +125,7 @@ class Saved:
         self._folder, self._scores = folder, scores
         given = dict(x[1:].split("=") for x in arguments)
         self._dtype = _PREFIXES[given["prec"]]
-        self.out_dtype = torch.bfloat16 if self._dtype == _FP8 else self._dtype
+        self.out_dtype = torch.bfloat16 if self._dtype in _8_BITS.values() else self._dtype
         self.new_keys = int(given.get("s_knew", 0))
         self.is_group = given.get("mode") == "1" or self.new_keys > 0
         self.heads_q = int(given["h"])
@@ -166,7 +167,7 @@ class Saved:
             options |= {x: self.flat(x, torch.int32) for x in ("cu_seqlens_q", "cu_seqlens_k")}
         if self.page_size:
             options["block_table"] = self.flat("block_table", torch.int32).view(self.batch, -1)
-        if self._dtype == _FP8:
+        if self._dtype in _8_BITS.values():
             for name in ("q_descale", "k_descale", "v_descale"):
                 options[name] = self.flat(name, torch.float32).view(self.batch, self.heads_k)
         if self._scores == "alibi_slopes":

@@ -443,7 +443,7 @@ FP8_CALL = {"dtype": 2, "hdim_q": 128, "hdim_v": 128} | {
         ({"hdim_v": 0}, "invalid_argument: hdim_v is 0"),
         ({"softmax_scale": math.nan}, "invalid_argument: softmax_scale is nan"),
         ({"softmax_scale": 0.0}, "invalid_argument: softmax_scale is 0"),
-        ({"dtype": 6}, "invalid_argument: dtype is 6"),
+        ({"dtype": 8}, "invalid_argument: dtype is 8"),
         (
             {"dtype": 2, "hdim_q": 128, "hdim_v": 128},
             r"invalid_argument: q_descale\.scales is null",
@@ -463,7 +463,7 @@ FP8_CALL = {"dtype": 2, "hdim_q": 128, "hdim_v": 128} | {
         ({"v_column": 9}, "invalid_argument: v_column is 9"),
         ({"out_accum": 1, "num_splits": 2}, "invalid_argument: lse_accum is null"),
         ({"out_accum": 1, "lse_accum": 1}, "invalid_argument: num_splits is 0"),
-        ({"key_type": 3}, "invalid_argument: key_type is 3"),
+        ({"key_type": 4}, "invalid_argument: key_type is 4"),
         ({"key_type": 1, "dtype": 2}, "invalid_argument: key_type is given, and q has 8 bits"),
         ({"num_splits": -1}, "invalid_argument: num_splits is -1"),
         ({"num_splits": 1025}, "unsupported: num_splits is 1025"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from compiled_calls import (
+    FP8_DTYPES,
     CompiledCall,
     Inputs,
     assert_near,
@@ -20,10 +21,13 @@ from compiled_calls import (
 from exported_calls import (
     CVTS,
     DTYPES,
+    KEY_TYPES,
     BackwardArguments,
     CallError,
+    Descale,
     ExportedCalls,
     ForwardArguments,
+    Strides,
     build_shared,
     build_shim,
     set_descale,
@@ -33,6 +37,7 @@ from exported_calls import (
 )
 from inputs import LAYOUTS
 from packed_calls import Sequences
+from packed_pages import packed_keys, packed_values
 from score_features import Shape
 from torch import Tensor
 from untyped import explain, fmha_bwd, fmha_fwd
@@ -43,7 +48,6 @@ from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
 from jitfmha.emulator.library import load
 from jitfmha.emulator.session import DEVICES
 from jitfmha.export.kernels import Selection, forward_passes
-from jitfmha.kernels.compiled.decode_policy import DECODE_WAVES
 from jitfmha.kernels.compiled.split_choice import SplitChoice
 from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec, row_of_built
 from jitfmha.layers.split_keys import mha_fwd_splitkv
@@ -57,20 +61,36 @@ from jitfmha.problem.mask import CAUSAL_MASK, NO_MASK, Mask, parse_mask
 NOTHING = Selection(("gfx942",), hdims=((1, 1),), directions=())
 BOTH = Selection(("gfx942",), dtypes=("bf16",), hdims=((96, 40),), masks=("causal",))
 FORWARD = Selection(("gfx950",), ("forward",), masks=("none",), modes=("gm0",))
+SLICED = FORWARD._replace(dtypes=("fp16",), hdims=((300, 280),))
 MODIFIED = ("bias", "alibi", "softcap", "dropout")
 EXPORTED = (
     BOTH._replace(modes=("gm0",), features=(MODIFIED, ("sink_tokens",))),
     BOTH._replace(modes=("gm1",), features=((), ("sinks",), ("column_major_v", "boolean_bias"))),
     FORWARD._replace(dtypes=("fp32",), hdims=((24, 24),)),
-    FORWARD._replace(dtypes=("fp16",), hdims=((300, 280),)),
+    Selection(
+        *(("gfx942",), ("forward", "backward"), ("bf16",), ((96, 40),)),
+        masks=("none",),
+        modes=("gm0",),
+        features=(("bias",),),
+        bias_dtype="fp32",
+    ),
+    SLICED,
     BOTH._replace(directions=("forward",), features=(("split_results",),)),
     FORWARD._replace(dtypes=("bf16",), hdims=((72, 40),), kv_dtype="fp8"),
+    FORWARD._replace(dtypes=("bf16",), hdims=((72, 40),), kv_dtype="bf8"),
     FORWARD._replace(dtypes=("fp16",), hdims=((72, 40),), kv_dtype="int8", features=(("alibi",),)),
     FORWARD._replace(dtypes=("bf16",), hdims=((576, 512),), modes=("gm1",)),
     FORWARD._replace(dtypes=("fp8",), hdims=((72, 40),)),
-    FORWARD._replace(dtypes=("int8",), hdims=((64, 40),), features=((), ("int8_probabilities",))),
     FORWARD._replace(
-        dtypes=("fp16",), hdims=((72, 72),), modes=("gm1",), features=(("paged_keys",),)
+        dtypes=("int8",),
+        hdims=((64, 40),),
+        features=((), ("int8_probabilities",), ("token_descales",)),
+    ),
+    FORWARD._replace(
+        dtypes=("fp16",),
+        hdims=((72, 72),),
+        modes=("gm1",),
+        features=(("paged_keys",), ("packed_pages",)),
     ),
 )
 PLAIN = {"hdim_q": 96, "hdim_v": 40, "softmax_scale": 1.0, "mask": 2}
@@ -125,6 +145,7 @@ def kind(
 
 GRADIENTS = (
     kind("gfx942", "bf16", (96, 40), 2, MODIFIED),
+    kind("gfx942", "bf16", (96, 40), 0, ("bias",)),
     kind("gfx942", "bf16", (96, 40), 2, ("sink_tokens",)),
     kind("gfx942", "bf16", (96, 40), 2, (), is_group=True),
     kind("gfx942", "bf16", (96, 40), 2, ("sink",), is_group=True),
@@ -141,16 +162,18 @@ KINDS = (
     kind("gfx950", "fp8", (72, 40), 0, (), scales="each sequence and key head"),
     kind("gfx950", "int8", (64, 40), 0, (), scales="one"),
     kind("gfx950", "bf16", (72, 40), 0, (), kv_dtype="fp8", scales="one"),
+    kind("gfx950", "bf16", (72, 40), 0, (), kv_dtype="bf8", scales="each head"),
     kind("gfx950", "fp16", (72, 40), 0, ("alibi",), kv_dtype="int8", scales="each head"),
 )
 
 
 def drawn_inputs(call: CompiledCall, rng: torch.Generator) -> Inputs:
-    """A bias has the dtype of the output, as those that are exported do."""
+    """A bias has the dtype of the output where there are other features, as is exported."""
     given = inputs_of(call, rng)
     bias = given.options.get("bias")
     if bias is not None and bias.dtype != torch.bool:
-        given.options["bias"] = bias.to(call.plain_out_dtype)
+        dtype = torch.float32 if call.features == ("bias",) else call.plain_out_dtype
+        given.options["bias"] = bias.to(dtype)
     # In the library it is a float.
     scale = given.options.get("softmax_scale") or call.hdims[0] ** -0.5
     given.options["softmax_scale"] = torch.tensor(scale).item()
@@ -211,21 +234,18 @@ def test_forward(of_kind, calls, rng):
     check_forward(calls, call, given)
 
 
-def set_descales(arguments: ForwardArguments, call: CompiledCall, given: Inputs) -> None:
+def set_descales(arguments: ForwardArguments, given: Inputs) -> None:
     for name in Descales._fields:
         scale = given.options.get(f"{name}_descale")
         if scale is not None:
-            # One of each head is one of each sequence and head, the same ones of all sequences.
-            per_head = call.scales == "each head"
-            x = scale.expand(len(call.lengths), -1) if per_head else scale
-            set_descale(arguments, f"{name}_descale", x)
+            set_descale(arguments, f"{name}_descale", scale)
 
 
 def check_forward(calls: ExportedCalls, call: CompiledCall, given: Inputs) -> None:
     arguments = arguments_of(call, given, ForwardArguments)
     arguments.num_splits = call.num_splits
-    arguments.key_type = ("", "fp8", "int8").index(call.kv_dtype)
-    set_descales(arguments, call, given)
+    arguments.key_type = KEY_TYPES.index(call.kv_dtype)
+    set_descales(arguments, given)
     lse = torch.full((*given.q.shape[:-3], call.heads[0], given.q.shape[-3]), torch.nan)
     set_tensor(arguments, "out", given.out)
     arguments.lse = lse.data_ptr()
@@ -273,8 +293,8 @@ def test_few_queries_are_those_of_python(of_kind, rng, tmp_path):
         call = replace(of_kind, heads=heads, lengths=(length,) * drawn.choice((1, 2)))
         given = drawn_inputs(call, rng)
         arguments = arguments_of(call, given, ForwardArguments)
-        arguments.key_type = ("", "fp8", "int8").index(call.kv_dtype)
-        set_descales(arguments, call, given)
+        arguments.key_type = KEY_TYPES.index(call.kv_dtype)
+        set_descales(arguments, given)
         lse = torch.full((*given.q.shape[:-3], heads[0], given.q.shape[-3]), torch.nan)
         set_tensor(arguments, "out", given.out)
         arguments.lse = lse.data_ptr()
@@ -291,24 +311,61 @@ def test_few_queries_are_those_of_python(of_kind, rng, tmp_path):
         assert torch.equal(given.out, expected[0])
         assert torch.equal(lse, expected[1])
     if not of_kind.is_group:
-        splits = {check_splits(calls, of_kind, drawn) for _ in range(20)}
+        splits = {check_splits(calls, of_kind, *drawn_sizes(drawn)) for _ in range(20)}
         assert len(splits) > 2
+        # About half as many workgroups as units, which have eight waves where that is quicker.
+        check_splits(calls, of_kind, (8, 8), 16, (1, 5000))
 
 
-def check_splits(calls: ExportedCalls, of_kind: CompiledCall, drawn: random.Random) -> int:
+def test_latents_are_those_of_python(tmp_path, rng):
+    """Where values are the first columns of keys; where they are others, there is no kernel."""
+    selection = Selection(
+        *(("gfx950",), ("forward",), ("bf16",), ((264, 257),)),
+        masks=("none",),
+        modes=("gm1",),
+        few_queries=True,
+    )
+    folder = tmp_path / "latent"
+    write_library(folder, NOTHING, (selection,), keeps=lambda x: x.row_blocks is not None)
+    calls = ExportedCalls(build_shim(folder, build_shared(folder)), load("plain")._name)
+    drawn = random.Random(rng.initial_seed())
+    for heads, queries, blocks in ((16, 1, 1), (5, 4, 2), (24, 2, 4)):
+        lengths = (queries, drawn.choice((33, 150))), (queries, drawn.choice((1, 1500)))
+        call = kind("gfx950", "bf16", (264, 257), 0, (), is_group=True, lengths=lengths)
+        call = replace(call, heads=(heads, 1))
+        given = drawn_inputs(call, rng)
+        given.v = given.k[..., :257]
+        arguments = arguments_of(call, given, ForwardArguments)
+        options = given.options | given.sequences
+        inputs = given.q, given.k, given.v
+        kernel = check_like_python(calls, call.arch, arguments, inputs, **options)
+        assert f"_latent{blocks}_" in kernel
+    arguments.v += 2
+    with pytest.raises(CallError, match="no kernel for bf16, hdim 264x257"):
+        calls.plan(arguments)
+
+
+def drawn_sizes(drawn: random.Random) -> tuple[tuple[int, int], int, tuple[int, int]]:
+    """Heads, batch, and lengths of decoding."""
+    heads = drawn.choice(((8, 8), (32, 4), (16, 1)))
+    lengths = drawn.choice((1, 4)), drawn.randint(1000, 60000)
+    return heads, drawn.choice((1, 3, 16)), lengths
+
+
+def check_splits(
+    calls: ExportedCalls,
+    of_kind: CompiledCall,
+    heads: tuple[int, int],
+    batch: int,
+    lengths: tuple[int, int],
+) -> int:
     """A plan of decoding has as many splits as in Python, whatever its size."""
     asked = {Feature.SINKS} if of_kind.features else set()
     names = [kernel_dtype(of_kind.arch, x) for x in (of_kind.dtype, of_kind.kv_dtype) if x]
     if of_kind.scales:
         asked.add(Feature.DESCALES)
-    heads_q, heads_k = drawn.choice(((8, 8), (32, 4), (16, 1)))
-    sizes = {
-        "batch": drawn.choice((1, 3, 16)),
-        "heads_q": heads_q,
-        "heads_k": heads_k,
-        "seqlen_q": drawn.choice((1, 4)),
-        "seqlen_k": drawn.randint(1000, 60000),
-    }
+    names_of_sizes = "batch", "heads_q", "heads_k", "seqlen_q", "seqlen_k"
+    sizes = dict(zip(names_of_sizes, (batch, *heads, *lengths), strict=True))
     mask = CAUSAL_MASK if of_kind.mask else NO_MASK
     features = frozenset(asked)
     wanted = Combination(*(names[0], names[-1], *of_kind.hdims, mask), features=features, **sizes)
@@ -316,8 +373,6 @@ def check_splits(calls: ExportedCalls, of_kind: CompiledCall, drawn: random.Rand
         target = TARGET_HERE.get()
     problem = wanted.problem()
     traits = ForwardTraits.of(problem, target.arch, target.compute_units)
-    if traits.decode_waves != DECODE_WAVES:
-        return 1  # by a kernel that is not exported
     row = row_of_built(traits, jit.read(kernel_spec(traits)))
     choice = SplitChoice(
         *(problem, target, row, traits.slices, traits.made_columns),
@@ -325,7 +380,7 @@ def check_splits(calls: ExportedCalls, of_kind: CompiledCall, drawn: random.Rand
     )
     arguments = ForwardArguments(
         dtype=DTYPES[names[0]],
-        key_type=("", "fp8", "int8").index(of_kind.kv_dtype),
+        key_type=KEY_TYPES.index(of_kind.kv_dtype),
         mask=of_kind.mask,
         hdim_q=of_kind.hdims[0],
         hdim_v=of_kind.hdims[1],
@@ -341,7 +396,11 @@ def check_splits(calls: ExportedCalls, of_kind: CompiledCall, drawn: random.Rand
     return num_splits
 
 
-@pytest.mark.parametrize("of_kind", GRADIENTS)
+# Backward finds sinks in the lse: no kernel of its own has them.
+WITH_SINKS = kind("gfx942", "bf16", (96, 40), 2, ("sink_tokens", "sink"))
+
+
+@pytest.mark.parametrize("of_kind", [*GRADIENTS, WITH_SINKS])
 def test_backward_is_that_of_python(of_kind, calls, rng):
     call = drawn_call(random.Random(rng.initial_seed()), of_kind)
     given = drawn_inputs(call, rng)
@@ -369,6 +428,10 @@ def test_backward_is_that_of_python(of_kind, calls, rng):
         arguments.dlse = dlse.data_ptr()
     if dbias is not None:
         arguments.dbias = dbias.data_ptr()
+    dsink = None
+    if "sink" in given.options:
+        dsink = torch.full_like(given.options["sink"], torch.nan)
+        arguments.dsink = dsink.data_ptr()
     assert "_compiled_" in launch(calls, call.arch, arguments)
     found = {name: x.clone() for name, x in rooms.items()}
     for x in rooms.values():
@@ -377,10 +440,17 @@ def test_backward_is_that_of_python(of_kind, calls, rng):
         found["dbias"] = dbias.to(given.q.dtype)
         rooms["dbias"] = torch.full_like(found["dbias"], torch.nan)
     inputs = dout, given.q, given.k, given.v, out, lse
+    expected = None if dsink is None else torch.empty_like(dsink)
     with emulate(call.arch):
-        fmha_bwd(*inputs, dlse=dlse, **rooms, **given.options, **given.sequences)
+        fmha_bwd(*inputs, dlse=dlse, dsink=expected, **rooms, **given.options, **given.sequences)
     for name, x in rooms.items():
         assert torch.equal(found[name], x), name
+    if dsink is not None and expected is not None:
+        # Products of float32, added up with what is left of each, beside those of float64.
+        terms = (out.double() * dout).abs().sum(-1).transpose(-1, -2)
+        terms += 0 if dlse is None else dlse.abs()
+        rows = terms.nan_to_num().sum(-1).view(-1, call.heads[0]).sum(0)
+        assert ((dsink - expected).abs() <= 2**-20 * rows).all()
 
 
 @pytest.mark.parametrize(("page_size", "kernel"), [(16, "_wide_pages_"), (5, "_paged_")])
@@ -412,6 +482,142 @@ def test_pages(page_size, kernel, calls, rng):
     packed = [unpaged(x, table, lengths_k) for x in (k, v)]
     expected = attention_packed(q, *packed, *sequences.spans, **options)
     assert_near((out, lse), expected, q, *packed, options)
+
+
+def test_packed_pages_are_those_of_python(calls, rng):
+    lengths_q, lengths_k = [150, 129], [70, 33]
+    sequences = Sequences((lengths_q, lengths_k))
+    q = torch.randn(sum(lengths_q), 2, 72, generator=rng).half()
+    rows = (torch.randn(9, 16, 1, 72, generator=rng).half() for _ in "kv")
+    k, v = (make(x) for make, x in zip((packed_keys, packed_values), rows, strict=True))
+    table = torch.randint(9, (2, 5), generator=rng, dtype=torch.int32)
+    call = kind("gfx950", "fp16", (72, 72), 0, (), is_group=True, lengths=((1, 1),) * 2)
+    out, options = torch.full_like(q, torch.nan), {"mask": 0, "softmax_scale": 0.125}
+    groups = sequences.groups | {"max_seqlen_k": 70}
+    given = Inputs(q, q[:, :1], q[:, :1], out, options, groups, attention_packed, q, q)
+    arguments = arguments_of(replace(call, heads=(2, 1)), given, ForwardArguments)
+    arguments.block_table, arguments.block_table_stride = table.data_ptr(), table.stride(0)
+    arguments.page_size, arguments.num_pages, arguments.has_packed_pages = 16, 9, True
+    arguments.seqlen_k = sum(lengths_k)
+    for name, x in (("k", k), ("v", v)):
+        setattr(arguments, name, x.data_ptr())
+        setattr(arguments, f"{name}_strides", Strides(x.stride(0), 99, x.stride(1)))
+    check_like_python(
+        calls, call.arch, arguments, (q, k, v), block_table=table, **options, **groups
+    )
+    arguments.page_size = 12
+    with pytest.raises(CallError, match="page_size is 12; packed pages are in pieces of 16 bytes"):
+        calls.plan(arguments)
+
+
+@pytest.mark.parametrize("form", ["each token", "tokens of k", "tokens of v", "each head"])
+def test_scales_are_those_of_python(form, calls, rng):
+    scales = "each head" if form == "each head" else "each token"
+    call = kind("gfx950", "int8", (64, 40), 0, (), scales=scales, lengths=((129, 70),) * 2)
+    given = drawn_inputs(replace(call, heads=(4, 2)), rng)
+    if form == "tokens of k":
+        given.options["v_descale"] = torch.full((1,), 1 / 64)
+    elif form == "tokens of v":
+        given.options["k_descale"] = torch.rand(2, 2, generator=rng) / 64
+    arguments = arguments_of(replace(call, heads=(4, 2)), given, ForwardArguments)
+    set_descales(arguments, given)
+    inputs = given.q, given.k, given.v
+    kernel = check_like_python(calls, call.arch, arguments, inputs, **given.options)
+    assert ("token_k" in kernel) == (form in ("each token", "tokens of k"))
+    assert ("token_v" in kernel) == (form in ("each token", "tokens of v"))
+
+
+@pytest.mark.parametrize(
+    ("name", "descale", "text"),
+    [
+        ("q", Descale(8, token=1), "q_descale.token is 1; tokens are those of k and v"),
+        ("k", Descale(8, token=-1), "k_descale.token is -1; it is not negative"),
+        ("v", Descale(8, of_query_heads=True), "v_descale.of_query_heads is true"),
+    ],
+)
+def test_scales_that_nothing_has(name, descale, text, calls):
+    assert load("plain").hipSetDevice(DEVICES["gfx950"]) == 0
+    arguments = ForwardArguments(
+        **dict.fromkeys(("batch", "heads_q", "heads_k", "seqlen_q", "q", "out"), 1),
+        dtype=5,
+        hdim_q=64,
+        hdim_v=40,
+        softmax_scale=1.0,
+        **{f"{x}_descale": descale if x == name else Descale(8) for x in "qkv"},
+    )
+    with pytest.raises(CallError, match=f"^invalid_argument: {text}"):
+        calls.launch(arguments)
+
+
+@pytest.mark.parametrize("page_size", [16, 5, 32])
+def test_turns_are_those_of_python(page_size, tmp_path_factory, rng):
+    """Of queries that fill tiles; 32: in packed pages."""
+    lengths_q, lengths_k = [300, 260], [200, 100]
+    sequences = Sequences((lengths_q, lengths_k))
+    q = torch.randn(560, 2, 64, generator=rng).to(FP8_DTYPES["gfx942"])
+    most = -(-200 // page_size)
+    k, v = (torch.randn(most + 3, page_size, 1, 64, generator=rng).to(q.dtype) for _ in "kv")
+    if page_size == 32:
+        k, v = packed_keys(k), packed_values(v)
+    table = torch.randint(most + 3, (2, most), generator=rng, dtype=torch.int32)
+    options = {"mask": "causal", "softmax_scale": 0.125}
+    options |= {f"{x}_descale": torch.rand(1, generator=rng) + 0.5 for x in "qkv"}
+    groups = sequences.groups | {"max_seqlen_k": 200}
+    call = kind("gfx942", "fp8", (64, 64), 2, (), is_group=True, lengths=((1, 1),) * 2)
+    given = Inputs(q, q[:, :1], q[:, :1], q, options, groups, attention_packed, q, q)
+    arguments = arguments_of(replace(call, heads=(2, 1)), given, ForwardArguments)
+    set_descales(arguments, given)
+    arguments.seqlen_k = sum(lengths_k)
+    arguments.block_table, arguments.block_table_stride = table.data_ptr(), table.stride(0)
+    arguments.page_size, arguments.num_pages = page_size, most + 3
+    arguments.has_packed_pages = page_size == 32
+    for name, x in (("k", k), ("v", v)):
+        setattr(arguments, name, x.data_ptr())
+        setattr(arguments, f"{name}_strides", Strides(x.stride(0), 64, x.stride(1)))
+    calls = calls_with_turns(tmp_path_factory)
+    inputs, of_pages = (q, k, v), {"block_table": table, **options, **groups}
+    assert "_turns_" in check_like_python(calls, call.arch, arguments, inputs, **of_pages)
+    changed = {"seqlen_q": 511, "mask": 1, "window_left": 7}
+    for name, value in changed.items():
+        others = ForwardArguments.from_buffer_copy(arguments)
+        setattr(others, name, value)
+        with pytest.raises(CallError, match="no kernel for fp8_e4m3fnuz, hdim 64x64"):
+            calls.plan(others)
+
+
+def calls_with_turns(factory: pytest.TempPathFactory) -> ExportedCalls:
+    """A library with no other kernels, which is made once."""
+    folder = factory.getbasetemp() / "turns"
+    if not folder.exists():
+        selection = Selection(
+            *(("gfx942",), ("forward",), ("fp8",), ((64, 64),)),
+            masks=("causal",),
+            modes=("gm1",),
+            features=(("paged_keys",), ("packed_pages",)),
+        )
+        write_library(folder, NOTHING, (selection,), keeps=lambda x: x.takes_turns)
+        build_shim(folder, build_shared(folder))
+    return ExportedCalls(folder.with_name("turns_calls.so"), load("plain")._name)
+
+
+def check_like_python(
+    calls: ExportedCalls,
+    arch: str,
+    arguments: ForwardArguments,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    **options: Any,
+) -> str:
+    """The same kernel gives the same bits; without an output so far. Its name."""
+    with emulate(arch):
+        kernel = explain(*inputs, **options).plan.kernel
+        expected = fmha_fwd(*inputs, return_lse=True, **options)
+    out, lse = (torch.full_like(x, torch.nan) for x in expected)
+    set_tensor(arguments, "out", out)
+    arguments.lse = lse.data_ptr()
+    assert launch(calls, arch, arguments) == kernel
+    assert torch.equal(out, expected[0])
+    assert torch.equal(lse, expected[1])
+    return str(kernel)
 
 
 def test_latent_attention(calls, rng):
@@ -475,7 +681,7 @@ def test_what_other_names_need(calls):
 
 def test_the_workspace_of_splits(calls):
     """Of an output that is made in slices, each has rows of its own in it."""
-    (traits,) = forward_passes(EXPORTED[3], ())
+    (traits,) = forward_passes(SLICED, ())
     assert traits.slices > 1
     batch, heads, seqlen_q, splits = 2, 3, 200, 3
     sizes = {"batch": batch, "heads_q": heads, "heads_k": heads, "seqlen_q": seqlen_q}
@@ -493,6 +699,8 @@ def test_the_workspace_of_splits(calls):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
+        ({"bias": 1, "bias_dtype": 3}, ".* --features bias --bias-dtype fp32 has it"),
+        ({"bias": 1, "bias_dtype": 1}, ".* --features bias has it"),
         ({"mask": 0}, ".* --mask none --mode gm0 --features plain has it"),
         ({"dropout_p": 0.5}, ".*, dropout, .* --hdims 96x40 .* --features dropout has it"),
         (
@@ -503,6 +711,14 @@ def test_the_workspace_of_splits(calls):
         ({"logit_softcap": 2000.0}, r".*softcap\+large_softcap, .* --features softcap has it"),
         ({"mode": 1, "bf16_cvt": 1}, ".* --mode gm1 --bf16-cvt rtna --features plain has it"),
         ({"dtype": 5}, ".*int8, .* --dtype int8 "),
+        (
+            {"dtype": 5, "k_descale": Descale(8, token=1)},
+            r".*, descales\+token_k, .* --features token_descales has it",
+        ),
+        (
+            {"dtype": 5, "heads_q": 2, "q_descale": Descale(8, of_query_heads=True)},
+            r".*, descales, .* --features query_head_descales has it",
+        ),
         ({"key_type": 2, "sink": 1}, r".*, int8_keys\+descales\+sink, .* --kv-dtype int8 "),
     ],
 )
@@ -517,6 +733,22 @@ def test_what_is_missing_names_the_flags(changes, text, calls):
         setattr(arguments, name, value)
     with pytest.raises(CallError, match=f"^unsupported: no kernel for {text}"):
         calls.plan(arguments)
+
+
+def test_the_gradient_of_sinks_is_refused(calls):
+    """Without sinks, and where the library has no kernel for it; of no rows it is 0."""
+    sizes = dict.fromkeys(("heads_q", "heads_k", "seqlen_q", "seqlen_k"), 1)
+    sink, dsink = torch.ones(1), torch.full((1,), torch.nan)
+    arguments = BackwardArguments(**sizes, **PLAIN, dsink=dsink.data_ptr())
+    assert load("plain").hipSetDevice(DEVICES["gfx942"]) == 0
+    with pytest.raises(CallError, match="dsink is given, and there is no sink"):
+        calls.launch(arguments)
+    arguments.sink = sink.data_ptr()
+    calls.launch(arguments)
+    assert dsink.item() == 0
+    arguments.dtype = 1
+    with pytest.raises(CallError, match=r"sinks beside fp16 .* --features sinks has it"):
+        calls.launch(arguments)
 
 
 def test_far_keys_are_refused(calls):

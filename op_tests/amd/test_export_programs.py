@@ -37,6 +37,7 @@ EXPORTED = (
         dtypes=("fp8",), hdims=((128, 128),), masks=NONE, features=(("column_major_v",),)
     ),
     FORWARD._replace(dtypes=("fp32", "int8"), hdims=((24, 24),), masks=NONE),
+    FORWARD._replace(dtypes=("bf8",), masks=CAUSAL),
     FORWARD._replace(masks=NONE, features=(("bias",),)),
     BACKWARD._replace(features=(("alibi", "dropout"), ("bias",))),
     BACKWARD._replace(dtypes=("fp16",), hdims=((80, 80),), modes=("gm1",)),
@@ -313,7 +314,7 @@ def test_splits_of_ready_kernels(options, is_split, programs):
 
 def test_what_is_refused(programs):
     forward = programs["fwd"]
-    assert "no kernel has it" in forward.run("-prec=bf8", code=1)
+    assert "-prec=bf8 is not served" in programs["bwd"].run("-prec=bf8", code=2)
     few = ("-prec=bf16", "-b=1", "-h=1", "-s=3")
     both = forward.run(*few, "-d=32", "-bias=a", "-logits_soft_cap=2", code=1)
     assert "--features alibi+softcap has it" in both

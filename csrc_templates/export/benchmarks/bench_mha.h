@@ -51,9 +51,8 @@ inline const std::vector<Option>& common_options() {
        "head; "
        "a, 2: ALiBi slopes of each head; a:1, of each sequence and head"},
       {"prec", "fp16",
-       "fp16, bf16, fp32; in forward int8, or fp8 in the form that the chip has, with bf16 "
-       "outputs; "
-       "bf8: no kernel has it, and it is refused"},
+       "fp16, bf16, fp32; in forward int8, or fp8 or bf8 in the form that the chip has, with bf16 "
+       "outputs"},
       {"mask", "0",
        "0: none; 1, t: causal, top-left; 2, b: causal, bottom-right; t:l,r and b:l,r: keys from l "
        "left to r right of that diagonal, -1 being open; xt:w, xb:w: w keys around it, or causal "
@@ -178,8 +177,12 @@ inline bool is_fp8(jitfmha::DataType dtype) {
   return dtype == jitfmha::DataType::fp8_e4m3fnuz || dtype == jitfmha::DataType::fp8_e4m3fn;
 }
 
+inline bool is_bf8(jitfmha::DataType dtype) {
+  return dtype == jitfmha::DataType::bf8_e5m2fnuz || dtype == jitfmha::DataType::bf8_e5m2;
+}
+
 inline bool has_8_bits(jitfmha::DataType dtype) {
-  return is_fp8(dtype) || dtype == jitfmha::DataType::int8;
+  return is_fp8(dtype) || is_bf8(dtype) || dtype == jitfmha::DataType::int8;
 }
 
 inline jitfmha::DataType output_dtype(jitfmha::DataType dtype) {
@@ -192,12 +195,14 @@ inline std::size_t bytes_of(jitfmha::DataType dtype) {
 
 inline double largest_of(jitfmha::DataType dtype) {
   return dtype == jitfmha::DataType::int8         ? 127
+         : is_bf8(dtype)                          ? 57344
          : dtype == jitfmha::DataType::fp8_e4m3fn ? 448
                                                   : 240;
 }
 
 inline const char* name_of(jitfmha::DataType dtype) {
-  constexpr const char* kNames[] = {"bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "fp32", "int8"};
+  constexpr const char* kNames[] = {"bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn",
+                                    "fp32", "int8", "bf8_e5m2fnuz", "bf8_e5m2"};
   return kNames[static_cast<int>(dtype)];
 }
 
@@ -213,6 +218,8 @@ inline Format format_of(jitfmha::DataType dtype) {
     case jitfmha::DataType::fp8_e4m3fnuz: return {3, 8, 7};
     case jitfmha::DataType::fp8_e4m3fn: return {3, 7, 7};
     case jitfmha::DataType::fp32: return {23, 127, 31};
+    case jitfmha::DataType::bf8_e5m2fnuz: return {2, 16, 7};
+    case jitfmha::DataType::bf8_e5m2: return {2, 15, 7};
     case jitfmha::DataType::int8: break;  // no such format
   }
   return {};
@@ -240,7 +247,8 @@ inline double widened(Bits bits, jitfmha::DataType dtype) {
   const int field = static_cast<int>(bits >> mantissa_bits) & last_field;
   const int mantissa = static_cast<int>(bits) & (one - 1);
   const double sign = bits >> sign_bit & 1 ? -1 : 1;
-  if (field == last_field && !is_fp8(dtype)) return mantissa ? std::nan("") : sign * HUGE_VAL;
+  const bool has_infinity = !is_fp8(dtype) && dtype != jitfmha::DataType::bf8_e5m2fnuz;
+  if (field == last_field && has_infinity) return mantissa ? std::nan("") : sign * HUGE_VAL;
   return sign *
          std::ldexp(field ? mantissa + one : mantissa, std::max(field, 1) - bias - mantissa_bits);
 }
@@ -507,10 +515,10 @@ inline KeyCache cache_of(const Options& options, std::mt19937& random) {
 inline Problem problem_of(const Options& options, std::mt19937& random) {
   Problem problem;
   jitfmha::MhaArgs& args = problem.args;
-  if (options.text("prec") == "bf8") throw std::runtime_error("-prec=bf8: no kernel has it");
   args.dtype = static_cast<jitfmha::DataType>(
-      options.choice("prec", {{"bf16"}, {"fp16"}, {"fp8"}, {}, {"fp32"}, {"int8"}}));
+      options.choice("prec", {{"bf16"}, {"fp16"}, {"fp8"}, {}, {"fp32"}, {"int8"}, {"bf8"}}));
   if (is_fp8(args.dtype)) check(jitfmha::native_fp8(&args.dtype));
+  if (is_bf8(args.dtype)) check(jitfmha::native_bf8(&args.dtype));
   KeyCache& cache = problem.cache = cache_of(options, random);
   bool has_lengths = options.flag("mode");  // of each sequence
   if (has_lengths && cache.is_appended()) {

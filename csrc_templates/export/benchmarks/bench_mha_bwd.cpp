@@ -74,7 +74,7 @@ bool run(const Options& options) {
   options.choice("bwd_v3", {{"0"}, {"1"}, {"2"}});
   options.flag("v3_atomic_fp32");
   options.flag("v3_spec");
-  for (const char* const dtype : {"fp8", "int8"})
+  for (const char* const dtype : {"fp8", "int8", "bf8"})
     if (options.text("prec") == dtype) options.refuse("prec");
   std::mt19937 random = random_of(options);
   hip::set_device(static_cast<int>(options.number("device")));

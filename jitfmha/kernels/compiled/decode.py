@@ -7,29 +7,15 @@ rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from ...amd.chips import Arch
-from ...problem.dtypes import DTYPE_BYTES
-from ...problem.problem import Problem
-from .decode_policy import BLOCK_ROWS, DECODE_WAVES, WIDE_HDIM, decode_blocks
+from ...problem.dtypes import DTYPE_BYTES, FP8_NAMES
+from ...problem.problem import Problem, element_bytes
+from .decode_policy import BLOCK_ROWS, DECODE_WAVES, StreamedKeys, decode_blocks
 from .tile_table import WAVE, Tile
 
 _MOST_HDIM = 256
 _FOUR_BYTES = 16
-_MOST_WAVES = 8
-_LOADED_TOGETHER = 8  # numbers of a row
-_LEAST_OF_UNITS = 0.4  # where fewer have a workgroup, its keys have to be split in any case
-# For which keys, by dtype (fp8, or int8), eight waves take less than two splits, by the cost model:
-# where keys are, and whether rows are narrow. Scattered ones have a place each.
-_NARROW_HDIM = 64
-_Places = Literal["dense", "pages", "scattered"]
-_OF_EIGHT_WAVES: dict[tuple[Arch, bool], frozenset[tuple[_Places, bool]]] = {
-    ("gfx942", True): frozenset((("scattered", True), ("scattered", False), ("pages", True))),
-    ("gfx950", True): frozenset((("scattered", True), ("scattered", False), ("pages", True))),
-    ("gfx942", False): frozenset((("scattered", True), ("scattered", False), ("pages", True))),
-    ("gfx950", False): frozenset((("scattered", False), ("pages", False), ("dense", True))),
-}
 _COLUMNS = 64  # a multiple of which a workgroup makes
 
 
@@ -66,29 +52,26 @@ def decode_blocks_of(
 def decode_waves(
     problem: Problem, arch: Arch, rows_of_query: int, compute_units: int, blocks: int | None
 ) -> int:
-    """How many waves a workgroup with so many blocks of rows has.
-
-    Of 8-bit numbers four waves mostly attend to less than HBM brings to a unit. Where there are
-    about half as many workgroups as units, each has eight: that takes less than to split the keys.
-    More rows, or wider ones, have no registers for that.
-    """
-    hdims = problem.hdim_q, problem.hdim_v
-    workgroups = problem.batch * problem.heads_q // rows_of_query
-    is_meant = (
-        blocks == 1
-        and DTYPE_BYTES[problem.kv_dtype] == 1
-        and max(hdims) <= WIDE_HDIM
-        and not any(hdim % _LOADED_TOGETHER for hdim in hdims)
-        and _LEAST_OF_UNITS * compute_units <= workgroups <= compute_units
-    )
-    if not is_meant:
+    """How many waves a workgroup with so many blocks of rows has."""
+    if blocks is None:
         return DECODE_WAVES
-    places: _Places = "dense"
-    if problem.is_paged:
-        is_wide = not problem.has_packed_pages and problem.seqlen_k % BLOCK_ROWS == 0
-        places = "pages" if is_wide else "scattered"
-    kind = places, max(hdims) <= _NARROW_HDIM
-    return _MOST_WAVES if kind in _OF_EIGHT_WAVES[arch, problem.is_fp8] else DECODE_WAVES
+    workgroups = problem.batch * problem.heads_q // rows_of_query
+    keys = streamed_keys(problem)
+    return keys.waves(arch, problem.is_fp8, blocks, workgroups, compute_units)
+
+
+def streamed_keys(problem: Problem) -> StreamedKeys:
+    """What calls of few rows read of keys and values."""
+    return StreamedKeys(
+        number_bytes=element_bytes(problem).kv,
+        are_fp8=problem.kv_dtype in FP8_NAMES.values(),
+        are_integers=problem.kv_dtype == "int8",
+        is_fp16=problem.dtype == "fp16",
+        hdim_q=problem.hdim_q,
+        hdim_v=problem.hdim_v,
+        page_rows=problem.seqlen_k if problem.is_paged else 0,
+        has_packed_pages=problem.has_packed_pages,
+    )
 
 
 def decode_tile(tile: Tile, hdim_v: int, blocks: int, waves: int = DECODE_WAVES) -> Tile:

@@ -37,6 +37,9 @@ _MOST_OF_SLOW_UNIT: dict[Arch, float] = {"gfx942": 20e9, "gfx950": 30e9}
 # Of workgroups of eight waves, which do more for it.
 _MOST_OF_EIGHT_WAVES: dict[Arch, float] = {"gfx942": 36e9, "gfx950": 56e9}
 _NARROW_HDIM = 64
+MOST_WAVES = 8
+_LOADED_TOGETHER = 8  # numbers of a row
+_LEAST_OF_UNITS = 0.4  # where fewer have a workgroup, its keys have to be split in any case
 # Fewer key tiles for a split would leave each wave of a workgroup less than two.
 _LEAST_STREAMED_TILES = 8
 # The splits that waves of the decode kernels combine at once, of narrow rows (kMostAtOnce in
@@ -88,6 +91,40 @@ class StreamedKeys(NamedTuple):
     hdim_v: int
     page_rows: int
     has_packed_pages: bool
+
+    def waves(
+        self, arch: Arch, is_fp8: bool, blocks: int, workgroups: int, compute_units: int
+    ) -> int:
+        """How many waves a workgroup with so many blocks of rows has.
+
+        Of 8-bit numbers four waves mostly attend to less than HBM brings to a unit. Where there are
+        about half as many workgroups as units, each has eight: that takes less than to split the
+        keys. More rows, or wider ones, have no registers for that. ``is_fp8`` is of queries.
+        """
+        has_idle_units = workgroups <= compute_units
+        are_many = workgroups >= _LEAST_OF_UNITS * compute_units
+        if not (self.have_eight_waves(blocks) and has_idle_units and are_many):
+            return DECODE_WAVES
+        return MOST_WAVES if self.gain_by_eight_waves(arch, is_fp8) else DECODE_WAVES
+
+    def have_eight_waves(self, blocks: int) -> bool:
+        """Whether there are such kernels."""
+        is_even_q = self.hdim_q // _LOADED_TOGETHER * _LOADED_TOGETHER == self.hdim_q
+        is_even_v = self.hdim_v // _LOADED_TOGETHER * _LOADED_TOGETHER == self.hdim_v
+        is_held = blocks == 1 and self.number_bytes == 1
+        return is_held and max(self.hdim_q, self.hdim_v) <= WIDE_HDIM and is_even_q and is_even_v
+
+    def gain_by_eight_waves(self, arch: Arch, is_fp8: bool) -> bool:
+        """Whether eight waves take less than two splits: by the cost model, as keys lie.
+
+        In no pages, in wide ones, or scattered, where they have a place each.
+        """
+        is_narrow = max(self.hdim_q, self.hdim_v) <= _NARROW_HDIM
+        are_whole = self.page_rows // BLOCK_ROWS * BLOCK_ROWS == self.page_rows
+        is_scattered = self.has_packed_pages or not are_whole
+        if arch == "gfx950" and not is_fp8:
+            return is_narrow if self.page_rows == 0 else not is_narrow
+        return is_scattered or (self.page_rows > 0 and is_narrow)
 
     def most_of_unit(self, arch: Arch, ts_kv: int, waves: int) -> float:
         """What a compute unit draws at most of such keys and values."""

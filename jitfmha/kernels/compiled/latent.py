@@ -6,33 +6,22 @@ columns of the output in one workgroup.
 
 from __future__ import annotations
 
-from math import ceil
-
-from ...amd.chips import Arch
 from ...amd.manifest import KernelRow
 from ...planning.target import AmdTarget
 from ...problem.dtypes import DTYPE_BYTES
 from ...problem.problem import Problem
 from ...problem.score_features import AskedModifiers
 from ..estimate import Machine
-from ..ready.key_split import ONE_SPLIT, Splits
+from ..ready.key_split import Splits
+from .decode_policy import BLOCK_ROWS
+from .latent_policy import latent_blocks, limited_splits, most_streams
 from .split_choice import SplitChoice
 from .tile_table import Tile
 
-_BLOCK_ROWS = 16
-_MOST_BLOCKS = 4
 _COLUMNS = 256  # a multiple of which a workgroup makes
 _SERVED_COLUMNS = (_COLUMNS, 2 * _COLUMNS)  # more than the one, up to the other
 _OF_16_BITS, _OF_8_BITS = ("bf16", "fp16"), ("fp8_e4m3fnuz", "fp8_e4m3fn")
 _LANES = 64
-# What a workgroup takes for a tile of keys that it need not wait for, by its blocks of rows: by the
-# cost model at the peak clock, of any data type.
-_TILE_SECONDS: dict[Arch, dict[int, float]] = {
-    "gfx942": {1: 0.98e-6, 2: 1.11e-6, 4: 1.58e-6},
-    "gfx950": {1: 0.67e-6, 2: 0.85e-6, 4: 1.01e-6},
-}
-# As many times as many workgroups as would do read different keys, since some of them wait.
-_SPARE = 1.2
 
 
 def row_blocks_of(problem: Problem, are_heads_stacked: bool) -> int | None:
@@ -55,11 +44,7 @@ def row_blocks_of(problem: Problem, are_heads_stacked: bool) -> int | None:
     )
     if not is_served:
         return None
-    rows = -(-problem.seqlen_q // problem.packs) * problem.gqa
-    blocks = 1
-    while blocks < _MOST_BLOCKS and rows > blocks * _BLOCK_ROWS:
-        blocks *= 2
-    return blocks
+    return latent_blocks(-(-problem.seqlen_q // problem.packs) * problem.gqa)
 
 
 def _has_served_dtypes(problem: Problem) -> bool:
@@ -71,9 +56,9 @@ def _has_served_dtypes(problem: Problem) -> bool:
 
 def latent_tile(tile: Tile, kv_dtype: str, row_blocks: int) -> Tile:
     """The tile of such calls, made of that of others with their head dimensions."""
-    exchange = row_blocks * (5 * _LANES * 16 + 3 * _BLOCK_ROWS * 4)
+    exchange = row_blocks * (5 * _LANES * 16 + 3 * BLOCK_ROWS * 4)
     columns = tile.other_rows * _SERVED_COLUMNS[1] * DTYPE_BYTES[kv_dtype]
-    return tile._replace(slices=1, tile_q=row_blocks * _BLOCK_ROWS, lds_bytes=columns + exchange)
+    return tile._replace(slices=1, tile_q=row_blocks * BLOCK_ROWS, lds_bytes=columns + exchange)
 
 
 def made_columns(hdim_v: int) -> int:
@@ -99,19 +84,15 @@ class LatentSplits(SplitChoice):
     def __init__(self, problem: Problem, target: AmdTarget, row: KernelRow, tile: Tile) -> None:
         """Prepare for a kernel with this ``tile``."""
         super().__init__(problem, target, row, 1, made_columns(problem.hdim_v))
-        tile_seconds = _TILE_SECONDS[target.arch][tile.tile_q // _BLOCK_ROWS]
         tile_bytes = tile.other_rows * problem.hdim_q * DTYPE_BYTES[problem.kv_dtype]
-        streams = _SPARE * Machine.of(target).bytes_per_second * tile_seconds / tile_bytes
-        # More of them would leave more to be combined, and gain nothing.
-        self._most_streams = ceil(streams / max(self._split.sequences, 1))
+        self._most_streams = most_streams(
+            *(self._split.sequences, target.arch, tile.tile_q // BLOCK_ROWS, tile_bytes),
+            Machine.of(target).bytes_per_second,
+        )
 
     def _splits(self, seqlen_q: int, seqlen_k: int) -> Splits:
-        splits, split = super()._splits(seqlen_q, seqlen_k), self._split
-        if self._asked_for or splits.num_splits == 1:
+        splits = super()._splits(seqlen_q, seqlen_k)
+        if self._asked_for:
             return splits
         rows = seqlen_q * self._rows_of_query
-        most = min(self._most_streams, split.slots // (split.sequences * -(-rows // split.ts_qo)))
-        if most == 1:
-            return ONE_SPLIT
-        # The workspace is that of any length: a step of decode allocates what others do.
-        return Splits(min(splits.num_splits, most), split.workspace_floats(rows, most))
+        return limited_splits(self._split, splits, rows, self._most_streams)

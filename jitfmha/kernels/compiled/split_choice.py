@@ -6,12 +6,12 @@ from functools import lru_cache
 
 from ...amd.manifest import KernelRow
 from ...planning.target import AmdTarget
-from ...problem.dtypes import FP8_NAMES
-from ...problem.problem import Problem, element_bytes
+from ...problem.problem import Problem
 from ..estimate import Machine
 from ..ready.combine_estimate import combine_seconds
 from ..ready.key_split import ONE_SPLIT, KeySplit, Splits
-from .decode_policy import StreamedKeys, StreamedSplits
+from .decode import streamed_keys
+from .decode_policy import StreamedSplits
 from .tile_table import WAVE
 
 
@@ -44,7 +44,7 @@ class SplitChoice:
         self._split = KeySplit.of(of_slice, sequences, target.compute_units, target.arch)
         self._streamed: StreamedSplits | None = None
         if streams:
-            keys, waves = _streamed_keys(problem), row.threads // WAVE
+            keys, waves = streamed_keys(problem), row.threads // WAVE
             speed = Machine.of(target).bytes_per_second
             of_kernel = self._split, keys, self._rows_of_query, target.arch, row.ts_kv, waves
             self._streamed = StreamedSplits.of(*of_kernel, speed)
@@ -84,16 +84,3 @@ class SplitChoice:
             return seqlen_k
         seen = self._sink_size + left + right + min(seqlen_q, self._queries_of_tile)
         return min(seqlen_k, seen)
-
-
-def _streamed_keys(problem: Problem) -> StreamedKeys:
-    return StreamedKeys(
-        number_bytes=element_bytes(problem).kv,
-        are_fp8=problem.kv_dtype in FP8_NAMES.values(),
-        are_integers=problem.kv_dtype == "int8",
-        is_fp16=problem.dtype == "fp16",
-        hdim_q=problem.hdim_q,
-        hdim_v=problem.hdim_v,
-        page_rows=problem.seqlen_k if problem.is_paged else 0,
-        has_packed_pages=problem.has_packed_pages,
-    )

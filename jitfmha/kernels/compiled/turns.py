@@ -12,6 +12,7 @@ from ...problem.problem import PlainSizes, Problem, Sizes
 from ..cycles import WAVE_ROWS
 from ..rules import ATTENTION
 from .tile_table import Tile
+from .turns_policy import may_take_turns, may_take_turns_in_packed_pages, rows_between_pages
 
 _LARGE, _SMALL = (256, 64), (128, 32)
 _MANY_KEYS = (256, 128)
@@ -38,16 +39,11 @@ _SERVES = ATTENTION - {Feature.TOP_LEFT_MASK} | {
     *(Feature.EIGHT_BIT_KEYS_AND_VALUES, Feature.INT8),
     *(Feature.DESCALES, Feature.PAGED_KEYS, Feature.NUM_SPLITS),
 }
-_BUFFER_REACH = 1 << 31
 _PACKED = {Feature.PACKED_PAGES, Feature.COLUMN_MAJOR_V}  # of 8 bits alone
 
 
 def takes_turns(problem: Problem, arch: Arch, *, are_wide: bool) -> bool:
-    """Whether this kernel serves a call with keys in pages of rows, ``are_wide`` or small.
-
-    Sequences count as equally long: their queries fill a tile. Pages of keys are as many rows apart
-    as those of values, in which the kernel counts.
-    """
+    """Whether this kernel serves a call with keys in pages of rows, ``are_wide`` or small."""
     tile = _tile_of(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
     serves = _SERVES | _PACKED if problem.has_packed_pages and problem.is_fp8 else _SERVES
     if tile is None or not (problem.is_paged and problem.features <= serves) or problem.is_empty:
@@ -55,31 +51,24 @@ def takes_turns(problem: Problem, arch: Arch, *, are_wide: bool) -> bool:
     kind = problem.hdim_q, not problem.mask.is_none
     if are_wide and DTYPE_BYTES[problem.kv_dtype] == 2 and kind in _WITHOUT_TURNS[arch]:
         return False
-    if problem.has_packed_pages and problem.hdim_q * problem.seqlen_k >= _BUFFER_REACH:
+    if problem.mode != "gm1":
         return False
-    of_keys, of_values = rows_of_pages(problem, problem.sizes)
-    return (
-        problem.mode == "gm1"
-        and problem.seqlen_q >= tile[0] * problem.packs
-        and (of_keys == of_values or problem.has_packed_pages)
-        and 0 not in (of_keys, of_values)
-    )
+    of_call = problem.seqlen_q, problem.packs, tile[0], *rows_of_pages(problem, problem.sizes)
+    if problem.has_packed_pages:
+        return may_take_turns_in_packed_pages(*of_call, problem.hdim_q * problem.seqlen_k)
+    return may_take_turns(*of_call)
 
 
 def rows_of_pages(problem: Problem, sizes: Sizes | PlainSizes) -> tuple[int, int]:
     """How many rows there are from a page to the next one, of keys and of values.
 
-    0 where they are no whole ones. To kernels, single rows are hdim apart, and so are those of
-    values in packed pages.
+    To kernels, those of values in packed pages are hdim apart.
     """
     _, page_size, _, k, v, _ = sizes
     if problem.has_packed_pages:
         v = v[0], problem.hdim_v
-    rows = []
-    for (page, row, *_), hdim in ((k, problem.hdim_q), (v, problem.hdim_v)):
-        apart = row if page_size > 1 else hdim
-        rows.append(page // apart if apart > 0 and page % apart == 0 else 0)
-    return rows[0], rows[1]
+    of_keys = rows_between_pages(k[0], k[1], page_size, problem.hdim_q)
+    return of_keys, rows_between_pages(v[0], v[1], page_size, problem.hdim_v)
 
 
 def turns_tile(tile: Tile, arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> Tile:
