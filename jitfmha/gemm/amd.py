@@ -37,6 +37,7 @@ class Tile(NamedTuple):
         chunks: of 16 bytes, a step's share of a row.
         at_once: workgroups that a compute unit has room for.
         cycles: that these together take for a step of 16 bits, by the emulator's cost model.
+        of_rows: for operands that both lie in rows; for others registers have no room.
     """
 
     m: int
@@ -45,6 +46,7 @@ class Tile(NamedTuple):
     chunks: int
     at_once: int
     cycles: int
+    of_rows: bool = False
 
     @property
     def threads(self) -> int:
@@ -77,6 +79,7 @@ TILES: dict[Arch, tuple[Tile, ...]] = {
 _TILES_OF_FP8: dict[Arch, tuple[Tile, ...]] = {
     "gfx942": TILES["gfx942"],
     "gfx950": (
+        Tile(256, 256, (4, 2), 8, 1, 2280, of_rows=True),
         Tile(256, 128, (4, 2), 8, 1, 1610),
         Tile(128, 128, (2, 2), 8, 2, 1650),
         *TILES["gfx950"][2:],
@@ -84,9 +87,10 @@ _TILES_OF_FP8: dict[Arch, tuple[Tile, ...]] = {
 }
 
 
-def tiles_of(arch: Arch, dtype: torch.dtype) -> tuple[Tile, ...]:
-    """Those that kernels for a dtype have."""
-    return (_TILES_OF_FP8 if dtype in FP8 else TILES)[arch]
+def tiles_of(arch: Arch, dtype: torch.dtype, are_rows: bool) -> list[Tile]:
+    """Those that kernels for a dtype have, where both operands lie in rows or not."""
+    tiles = (_TILES_OF_FP8 if dtype in FP8 else TILES)[arch]
+    return [tile for tile in tiles if are_rows or not tile.of_rows]
 
 
 class Operand(NamedTuple):
@@ -238,9 +242,10 @@ class Work(NamedTuple):
 
     @classmethod
     def choose(
-        cls, target: AmdTarget, dtype: torch.dtype, batch: int, m: int, n: int, k: int
+        cls, target: AmdTarget, dtype: torch.dtype, are_rows: bool, size: tuple[int, int, int, int]
     ) -> tuple[Tile, Work]:
-        """The tile with which it takes least."""
+        """The tile with which it takes least, of ``size`` (batch, m, n, k)."""
+        batch, m, n, k = size
 
         def choice(tile: Tile) -> tuple[float, Tile, Work]:
             slots = tile.at_once * target.compute_units
@@ -248,7 +253,9 @@ class Work(NamedTuple):
             work = cls.of(tiles, -(-k * dtype.itemsize // (tile.chunks * _LOAD_BYTES)), slots)
             return work.cycles(tile, slots), tile, work
 
-        _, tile, work = min(map(choice, tiles_of(target.arch, dtype)), key=lambda each: each[0])
+        _, tile, work = min(
+            map(choice, tiles_of(target.arch, dtype, are_rows)), key=lambda each: each[0]
+        )
         return tile, work
 
 
@@ -283,7 +290,8 @@ def amd_matmul(arguments: MatmulArguments, product: Product, target: AmdTarget) 
         _vector(scale_a, (*batch, m, 1)),
         _vector(scale_b, of_columns),
     )
-    tile, work = Work.choose(target, a.dtype, batch.numel(), m, n, k)
+    are_rows = all(each.are_rows for each in operands)
+    tile, work = Work.choose(target, a.dtype, are_rows, (batch.numel(), m, n, k))
     has_bias, has_scale_a, has_scale_b = (each is not None for each in vectors)
     kernel = GemmKernel(
         target.arch,
