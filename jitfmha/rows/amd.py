@@ -29,8 +29,10 @@ _WANTED_CHUNKS = 4
 _WAVE, _MOST_THREADS, _LEAST_THREADS = 64, 1024, 256
 # Registers for the numbers of a thread, of the 128 that each of so many threads has.
 _HELD_REGISTERS = 72
-# Of a gradient, which a workgroup adds up: few, so that there are many workgroups.
-_COMBINED_COLUMNS = 16
+# The same in backward, of the 256 that each of half as many threads has.
+_SUMMED_REGISTERS = 170
+# Of a gradient, which a workgroup adds up: a line of the cache.
+_COMBINED_COLUMNS = 32
 MOST_STRIDE = 1 << 21
 """From which on the rows of a workgroup may be further apart than a buffer reaches."""
 
@@ -60,15 +62,22 @@ class RowKernel(NamedTuple):
     ) -> RowKernel:
         """The kernel for rows that allow loads of so many numbers."""
         chunks = -(-columns // width)
+        registers = -(-width * DTYPE_BYTES[traits.dtype] // 4)
+        most_threads, wanted, more = _MOST_THREADS, _WANTED_CHUNKS, 1
+        most_held = _HELD_REGISTERS // registers
+        if direction == "backward":
+            # Two tensors of this row and the next one, the weight, and two sums of floats.
+            wanted, more, most_held = 1, 0, _SUMMED_REGISTERS // (5 * registers + 2 * width)
+            if chunks > most_threads:
+                most_threads //= 2
         lanes = 1
         # Forward may keep one more, so that some lanes have not nothing to do at the end of a row.
-        more = direction == "forward"
-        while lanes < _MOST_THREADS and lanes * (_WANTED_CHUNKS + more) < chunks + more:
+        while lanes < most_threads and lanes * (wanted + more) < chunks + more:
             lanes *= 2
-        registers = -(-width * DTYPE_BYTES[traits.dtype] // 4)
-        most = _HELD_REGISTERS // registers if direction == "forward" else _WANTED_CHUNKS
-        held = min(-(-chunks // lanes), most)
-        threads = lanes if lanes > _WAVE else _LEAST_THREADS
+        held = min(-(-chunks // lanes), most_held)
+        threads = most_threads
+        if direction == "forward":
+            threads = lanes if lanes > _WAVE else _LEAST_THREADS
         ragged = columns % width != 0
         return cls(traits, direction, arch, width, ragged, lanes, threads, held)
 

@@ -70,11 +70,15 @@ def test_drawn_gradients(kind, arch, dtypes, rng, poisoned_memory):
             assert not run.findings()
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1400, 24), (35, 300), (35, 20000)])
-def test_gradients_of_weights_over_several_blocks(rows, columns, rng, poisoned_memory):
+@pytest.mark.parametrize(
+    ("kind", "rows", "columns"),
+    [("layer_norm", 1400, 24), ("rms_norm", 70, 300), ("layer_norm", 35, 20000)],
+)
+def test_gradients_of_weights_over_several_blocks(kind, rows, columns, rng, poisoned_memory):
     """Of a workgroup's rows side by side, of several waves', and of what registers do not hold."""
-    call = draw(rng, "layer_norm", torch.float32, columns=columns, batch=(rows,))
+    call = draw(rng, kind, torch.float32, columns=columns, batch=(rows,))
     weight, bias = torch.randn(2, columns, generator=rng)
+    bias = bias if kind == "layer_norm" else None
     with jitfmha.emulate("gfx942", check=True, random_order=drawn_index(rng, 100)) as run:
         check_gradients(rng, call._replace(weight=weight, bias=bias))
         assert not run.findings()
