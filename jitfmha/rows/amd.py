@@ -31,6 +31,8 @@ _WAVE, _MOST_THREADS, _LEAST_THREADS = 64, 1024, 256
 _HELD_REGISTERS = 72
 # The same in backward, of the 256 that each of half as many threads has.
 _SUMMED_REGISTERS = 170
+# Workgroups with a block of rows each; more have not the registers.
+_STREAMS_OF_UNIT = 3
 # Of a gradient, which a workgroup adds up: a line of the cache.
 _COMBINED_COLUMNS = 32
 MOST_STRIDE = 1 << 21
@@ -45,6 +47,7 @@ class RowKernel(NamedTuple):
         ragged: whether rows are no multiple of it.
         row_lanes, threads: of a row and of a workgroup.
         held: loads of a row that a thread keeps.
+        streams: whether forward a workgroup has a block of rows, one after the other.
     """
 
     traits: RowTraits
@@ -55,6 +58,7 @@ class RowKernel(NamedTuple):
     row_lanes: int
     threads: int
     held: int
+    streams: bool
 
     @classmethod
     def of(
@@ -65,6 +69,8 @@ class RowKernel(NamedTuple):
         registers = -(-width * DTYPE_BYTES[traits.dtype] // 4)
         most_threads, wanted, more = _MOST_THREADS, _WANTED_CHUNKS, 1
         most_held = _HELD_REGISTERS // registers
+        # Results of 8 bits are too few to hide loads behind them.
+        streams = traits.is_quantised and chunks <= _WANTED_CHUNKS * _LEAST_THREADS
         if direction == "backward":
             # Two tensors of this row and the next one, the weight, and two sums of floats.
             wanted, more, most_held = 1, 0, _SUMMED_REGISTERS // (5 * registers + 2 * width)
@@ -77,9 +83,9 @@ class RowKernel(NamedTuple):
         held = min(-(-chunks // lanes), most_held)
         threads = most_threads
         if direction == "forward":
-            threads = lanes if lanes > _WAVE else _LEAST_THREADS
+            threads = lanes if lanes > _WAVE and not streams else _LEAST_THREADS
         ragged = columns % width != 0
-        return cls(traits, direction, arch, width, ragged, lanes, threads, held)
+        return cls(traits, direction, arch, width, ragged, lanes, threads, held, streams)
 
     @property
     def name(self) -> str:
@@ -114,7 +120,10 @@ def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
         **{name: getattr(kernel, name) for name in ("width", "row_lanes", "threads", "held")},
     }
     if kernel.direction == "forward":
-        values["out_element"] = ELEMENTS[traits.out_dtype]
+        values |= {
+            "out_element": ELEMENTS[traits.out_dtype],
+            "streams": str(kernel.streams).lower(),
+        }
     else:
         values |= {"combine_kernel": kernel.combine_name, "combined_columns": _COMBINED_COLUMNS}
     why = f"the first {kernel.direction} {traits.kind} of {traits.dtype} rows on {kernel.arch}"
@@ -143,6 +152,7 @@ class AmdRows(StructLauncher):
         super().__init__(target)
         self._traits, self._direction = traits, direction
         self._rows, self._columns = rows, columns
+        self.blocks = min(rows, _STREAMS_OF_UNIT * target.compute_units)
         self._kernels: dict[int, tuple[int, int]] = {}
 
     def launch(
@@ -195,7 +205,7 @@ class AmdRows(StructLauncher):
         """The address of a kernel, and the workgroups that it is launched with."""
         arch = self._target.arch
         kernel = RowKernel.of(self._traits, self._direction, arch, self._columns, width)
-        workgroups = -(-self._rows // kernel.rows)
+        workgroups = self.blocks if kernel.streams else -(-self._rows // kernel.rows)
         if workgroups * kernel.threads >= 1 << 32:
             raise NotImplementedError(
                 f"x has {self._rows} rows of {self._columns} numbers; a launch has room for less "

@@ -107,7 +107,9 @@ def _prepare(arguments: RowArguments) -> Run:
         if bias is not None:
             of_bias = bias.data_ptr()
         pointers = x.data_ptr(), of_residual, of_weight, of_bias, out.data_ptr(), of_sum, of_scale
-        packed = pack(*pointers, stride, residual_stride, rows, columns, eps)
+        packed = pack(
+            *pointers, stride, residual_stride, rows, columns, amd.blocks if amd else 0, eps
+        )
         if entry and entry(packed):
             raise MemoryError(NO_MEMORY)
         if amd and rows:
@@ -124,7 +126,7 @@ def _prepare(arguments: RowArguments) -> Run:
             *(x.data_ptr(), 0),
             0 if weight is None else weight.data_ptr(),
             0 if bias is None else bias.data_ptr(),
-            *(out.data_ptr(), 0, 0, columns, columns, rows, columns, eps),
+            *(out.data_ptr(), 0, 0, columns, columns, rows, columns, 0, eps),
         )
         if entry(packed):  # type: ignore[misc]
             raise MemoryError(NO_MEMORY)

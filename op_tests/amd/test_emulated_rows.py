@@ -10,6 +10,7 @@ from test_rows import check_call
 from test_rows_gradients import check_gradients
 
 import jitfmha
+from jitfmha.planning.target import TARGET_HERE
 from jitfmha.rows.amd import RowKernel
 from jitfmha.rows.problem import KINDS, RowTraits
 
@@ -45,6 +46,17 @@ def test_many_short_rows(columns, rng, poisoned_memory):
     expected, off = forward("softmax", x, None, None, 0)
     with jitfmha.emulate("gfx950", check=True) as run:
         check(jitfmha.softmax(x), expected, off, x.dtype)
+        assert not run.findings()
+
+
+@pytest.mark.parametrize("columns", [16, 4000])
+def test_blocks_of_quantised_rows(columns, rng, poisoned_memory, monkeypatch):
+    """Of which a workgroup has some, at once and one after the other."""
+    x, residual = torch.randn(2, 150, columns, generator=rng).bfloat16()
+    call = RowCall("rms_norm", x, residual, torch.randn(columns, generator=rng), None, 1e-6)
+    with jitfmha.emulate("gfx950", check=True, random_order=drawn_index(rng, 100)) as run:
+        monkeypatch.setattr(TARGET_HERE.get(), "compute_units", 2)
+        check_call(call, [torch.int8])
         assert not run.findings()
 
 
