@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from ..call.detection import target_of
+from ..call.known_calls import Run, looked_up
 from ..planning.target import AmdTarget, CpuTarget
 from .amd import MOST_STRIDE, AmdRows
 from .cpu import cpu_entry
 from .problem import Kind, RowArguments, as_rows, traits_of
-from .run import NO_MEMORY, Run, looked_up
+from .run import NO_MEMORY
 from .structs import CALLS
 
 # A block of rows has a part of the weights' gradients of its own, which costs traffic; so it has

@@ -81,11 +81,11 @@ def test_shared_tiles(dtype, rng, poisoned_memory, monkeypatch):
     monkeypatch.setattr(amd, "tiles_of", lambda *_: amd.TILES[arch][2:3])
     monkeypatch.setattr(amd, "_LEAST_STEPS", 2)
     options = drawn_call(rng, dtype, (8, 8, 8))
-    with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
-        for units in (2, 3, 100):
+    for units in (2, 3, 100):
+        with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
             monkeypatch.setattr(TARGET_HERE.get(), "compute_units", units)
             check_call(drawn_call(rng, dtype, (150, 130, 700), options, ((), ())))
-        assert not run.findings()
+            assert not run.findings()
 
 
 def test_work_is_divided():
