@@ -38,6 +38,18 @@ def test_rows_of_int8_with_any_stride(rng):
         check_call(MatmulArguments(*call))
 
 
+def test_calls_that_differ_in_one_argument(rng):
+    """The second is not taken for the first, which is there."""
+    a, b, bias = (numbers(rng, size, torch.bfloat16) for size in ((8, 8), (8, 8), (8,)))
+    first = MatmulArguments(a, b, bias.float())
+    for changed in (
+        *({"activation": "relu"}, {"out_dtype": torch.float32}, {"bias": None}, {"a": a.mT}),
+        *({"bias": bias}, {"scale_a": torch.full((8, 1), 0.5)}, {"a": a[:2]}),
+    ):
+        for given in (first, first._replace(**changed)):
+            check_call(given, rounds_product=True)
+
+
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 def test_gradients_by_torch(activation, rng):
     a, b, bias = (matrix(rng, shape, torch.float32) for shape in ((2, 3, 5, 8), (3, 8, 6), (1, 6)))

@@ -174,7 +174,7 @@ struct Place {
   template <class E, class T>
   __device__ __amdgpu_buffer_rsrc_t rows_of(Global<T> base, long stride) const {
     const long begin = first_row * stride * E::kBytes;
-    const int count = (rows - 1) * static_cast<int>(stride) + columns;
+    const int count = rows > 0 ? (rows - 1) * static_cast<int>(stride) + columns : 0;
     return __builtin_amdgcn_make_buffer_rsrc((void*)((Global<const char>)base + begin), 0,
                                              count * E::kBytes, kRawBuffer);
   }
@@ -184,7 +184,6 @@ struct Place {
 
 constexpr int kWaveLanes = kRowLanes < 64 ? kRowLanes : 64;
 constexpr int kWavesOfRow = kRowLanes > 64 ? kRowLanes / 64 : 1;
-static_assert(kWavesOfRow == 1 || kRows == 1, "waves that work together have one row");
 // Each time has a place of its own, so that nobody waits for those who still read the last one.
 constexpr int kTurns = 4;
 using Shared = Lds<float>;
@@ -201,28 +200,56 @@ __device__ inline float with_pattern(float x, const Combine& combine) {
       x, bits_as<float>(__builtin_amdgcn_update_dpp(0, bits_as<int>(x), kPattern, 0xf, 0xf, true)));
 }
 
-// combine(x, y) over all threads of the row, of which each gets the same.
-template <class Combine>
-__device__ inline float over_row(Shared shared, int turn, float x, const Combine& combine) {
+// What the lane has whose number differs in one bit.
+__device__ inline float from_other(float x, int bit) {
+  const int other = (__builtin_amdgcn_workitem_id_x() ^ bit) * 4;
+  return bits_as<float>(__builtin_amdgcn_ds_bpermute(other, bits_as<int>(x)));
+}
+
+// combine(x, y) over groups of kLanes lanes, sixteen at most.
+template <int kLanes, class Combine>
+__device__ inline float over_lanes(float x, const Combine& combine) {
   // Each lane with another one of its pair, its four, its eight and its sixteen.
   constexpr int kSwapPairs = 0xb1, kSwapTwos = 0x4e, kMirrorEight = 0x141, kMirrorSixteen = 0x140;
-  if constexpr (kWaveLanes >= 2) x = with_pattern<kSwapPairs>(x, combine);
-  if constexpr (kWaveLanes >= 4) x = with_pattern<kSwapTwos>(x, combine);
-  if constexpr (kWaveLanes >= 8) x = with_pattern<kMirrorEight>(x, combine);
-  if constexpr (kWaveLanes >= 16) x = with_pattern<kMirrorSixteen>(x, combine);
-  const int thread = __builtin_amdgcn_workitem_id_x();
+  if constexpr (kLanes >= 2) x = with_pattern<kSwapPairs>(x, combine);
+  if constexpr (kLanes >= 4) x = with_pattern<kSwapTwos>(x, combine);
+  if constexpr (kLanes >= 8) x = with_pattern<kMirrorEight>(x, combine);
+  if constexpr (kLanes >= 16) x = with_pattern<kMirrorSixteen>(x, combine);
+  return x;
+}
+
+// combine(x, y) of each of some numbers over all threads of the row, of which each gets the same.
+// They have turns from `turn` on.
+template <int kCount, class Combine>
+__device__ inline void over_row(Shared shared, int turn, float (&x)[kCount],
+                                const Combine& combine) {
 #pragma unroll
-  for (int apart = 16; apart < kWaveLanes; apart *= 2) {
-    const int other = (thread ^ apart) * 4;
-    x = combine(x, bits_as<float>(__builtin_amdgcn_ds_bpermute(other, bits_as<int>(x))));
+  for (float& own : x) {
+    own = over_lanes<kWaveLanes>(own, combine);
+    if constexpr (kWaveLanes == 32) own = combine(own, from_other(own, 16));
+    if constexpr (kWaveLanes == 64) {
+      // The last lane of a sixteen goes to the next sixteen, that of the first 32 to the others.
+      constexpr int kOfSixteen = 0x142, kOfHalf = 0x143, kLast = 63;
+      own = with_pattern<kOfHalf>(with_pattern<kOfSixteen>(own, combine), combine);
+      own = bits_as<float>(__builtin_amdgcn_readlane(bits_as<int>(own), kLast));
+    }
   }
   if constexpr (kWavesOfRow > 1) {
+    static_assert(kWavesOfRow <= 16);
+    const int thread = __builtin_amdgcn_workitem_id_x();
     const Shared of_turn = shared + turn * kWavesOfRow;
-    if (thread % 64 == 0) of_turn[thread / 64] = x;
-    wait_for_waves();
-    x = of_turn[0];
 #pragma unroll
-    for (int i = 1; i < kWavesOfRow; ++i) x = combine(x, of_turn[i]);
+    for (int n = 0; n < kCount; ++n)
+      if (thread % 64 == 0) of_turn[n * kWavesOfRow + thread / 64 % kWavesOfRow] = x[n];
+    wait_for_waves();
+#pragma unroll
+    for (int n = 0; n < kCount; ++n)
+      x[n] = over_lanes<kWavesOfRow>(of_turn[n * kWavesOfRow + thread % kWavesOfRow], combine);
   }
-  return x;
+}
+template <class Combine>
+__device__ inline float over_row(Shared shared, int turn, float x, const Combine& combine) {
+  float one[] = {x};
+  over_row(shared, turn, one, combine);
+  return one[0];
 }

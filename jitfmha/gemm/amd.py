@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import jit
 from ..amd.chips import Arch, architecture
 from ..amd.kernel_arguments import DEVICE
+from ..call.known_calls import Run
 from ..kernels.compiled.device_spec import device_spec
 from ..kernels.struct_launcher import StructLauncher
 from ..planning.target import AmdTarget
@@ -37,6 +38,7 @@ class Tile(NamedTuple):
         chunks: of 16 bytes, a step's share of a row.
         at_once: workgroups that a compute unit has room for.
         cycles: that these together take for a step of 16 bits, by the emulator's cost model.
+        of_rows: for operands that both lie in rows; for others registers have no room.
     """
 
     m: int
@@ -45,6 +47,7 @@ class Tile(NamedTuple):
     chunks: int
     at_once: int
     cycles: int
+    of_rows: bool = False
 
     @property
     def threads(self) -> int:
@@ -77,6 +80,7 @@ TILES: dict[Arch, tuple[Tile, ...]] = {
 _TILES_OF_FP8: dict[Arch, tuple[Tile, ...]] = {
     "gfx942": TILES["gfx942"],
     "gfx950": (
+        Tile(256, 256, (4, 2), 8, 1, 2280, of_rows=True),
         Tile(256, 128, (4, 2), 8, 1, 1610),
         Tile(128, 128, (2, 2), 8, 2, 1650),
         *TILES["gfx950"][2:],
@@ -84,9 +88,10 @@ _TILES_OF_FP8: dict[Arch, tuple[Tile, ...]] = {
 }
 
 
-def tiles_of(arch: Arch, dtype: torch.dtype) -> tuple[Tile, ...]:
-    """Those that kernels for a dtype have."""
-    return (_TILES_OF_FP8 if dtype in FP8 else TILES)[arch]
+def tiles_of(arch: Arch, dtype: torch.dtype, are_rows: bool) -> list[Tile]:
+    """Those that kernels for a dtype have, where both operands lie in rows or not."""
+    tiles = (_TILES_OF_FP8 if dtype in FP8 else TILES)[arch]
+    return [tile for tile in tiles if are_rows or not tile.of_rows]
 
 
 class Operand(NamedTuple):
@@ -196,11 +201,9 @@ class _GemmLauncher(StructLauncher):
         self.start(self._loaded[kernel], counts, packed, tensors)
 
 
-def _vector(x: Tensor | None, shape: Sequence[int]) -> Tensor | None:
-    """What follows a product, ``(batch, numbers)`` in float32."""
-    if x is None:
-        return None
-    return x.float().expand(*shape).reshape(-1, shape[-1] * shape[-2])
+def _vector(x: Tensor | None, shape: Sequence[int], count: int) -> Tensor | None:
+    """What follows a product, ``(batch, count)`` in float32."""
+    return None if x is None else x.float().expand(*shape).reshape(-1, count)
 
 
 def _fields_of(x: Tensor | None) -> tuple[int, int, int]:
@@ -238,9 +241,10 @@ class Work(NamedTuple):
 
     @classmethod
     def choose(
-        cls, target: AmdTarget, dtype: torch.dtype, batch: int, m: int, n: int, k: int
+        cls, target: AmdTarget, dtype: torch.dtype, are_rows: bool, size: tuple[int, int, int, int]
     ) -> tuple[Tile, Work]:
-        """The tile with which it takes least."""
+        """The tile with which it takes least, of ``size`` (batch, m, n, k)."""
+        batch, m, n, k = size
 
         def choice(tile: Tile) -> tuple[float, Tile, Work]:
             slots = tile.at_once * target.compute_units
@@ -248,17 +252,19 @@ class Work(NamedTuple):
             work = cls.of(tiles, -(-k * dtype.itemsize // (tile.chunks * _LOAD_BYTES)), slots)
             return work.cycles(tile, slots), tile, work
 
-        _, tile, work = min(map(choice, tiles_of(target.arch, dtype)), key=lambda each: each[0])
+        _, tile, work = min(
+            map(choice, tiles_of(target.arch, dtype, are_rows)), key=lambda each: each[0]
+        )
         return tile, work
 
 
-def amd_matmul(arguments: MatmulArguments, product: Product, target: AmdTarget) -> Tensor:
-    """Launch the kernel of a call on the current stream.
+def amd_product(arguments: MatmulArguments, product: Product, target: AmdTarget) -> Run:
+    """What launches the kernel of calls with tensors of these layouts on the current stream.
 
-    Raises ``NotImplementedError`` where the chip has no such numbers, and ``jitfmha.HipError``
-    where the HIP runtime refuses the launch.
+    Raises ``NotImplementedError`` where the chip has no such numbers; what is returned raises
+    ``jitfmha.HipError`` where the HIP runtime refuses the launch.
     """
-    a, b, bias, scale_a, scale_b, activation, _ = arguments
+    a, b, bias, _, scale_b, activation, _ = arguments
     served = architecture(target.arch).dtypes
     if DTYPE_NAMES.get(a.dtype) not in served:
         raise NotImplementedError(f"a has dtype {a.dtype}; {target} multiplies {', '.join(served)}")
@@ -267,54 +273,63 @@ def amd_matmul(arguments: MatmulArguments, product: Product, target: AmdTarget) 
         raise NotImplementedError(
             f"b has {n} columns; rows of less than {_MOST_LINE_BYTES} bytes are served"
         )
-    out = torch.empty(product.shape, dtype=out_dtype, device=a.device)
-    if not out.numel():
-        return out
-    if b.dim() == 2 and all(x is None or x.shape[:-2].numel() == 1 for x in (bias, scale_b)):
-        # One matrix of all rows.
-        if scale_a is not None:
-            scale_a = scale_a.expand(*batch, m, 1).reshape(-1, 1)
-        m, batch = out.numel() // n, torch.Size()
-        a = a.reshape(m, k)
-    operands = Operand.of(a, batch), Operand.of(b.mT, batch)
+    if not torch.Size(product.shape).numel():
+        return lambda a, *_: a.new_empty(product.shape, dtype=out_dtype)
+    of_rows = (*batch, m, 1)
+    # One matrix of all rows.
+    is_one = b.dim() == 2 and all(x is None or x.shape[:-2].numel() == 1 for x in (bias, scale_b))
+    if is_one:
+        m, batch = m * batch.numel(), torch.Size()
     of_columns = (*batch, 1, n)
-    vectors = (
-        _vector(bias, of_columns),
-        _vector(scale_a, (*batch, m, 1)),
-        _vector(scale_b, of_columns),
-    )
-    tile, work = Work.choose(target, a.dtype, batch.numel(), m, n, k)
-    has_bias, has_scale_a, has_scale_b = (each is not None for each in vectors)
-    kernel = GemmKernel(
-        target.arch,
-        tile,
-        a.dtype,
-        out_dtype,
-        operands[0].are_rows,
-        operands[1].are_rows,
-        has_bias,
-        has_scale_a,
-        has_scale_b,
-        activation or "none",
-    )
-    tiles = -(-m // tile.m), -(-n // tile.n)
-    slots = (work.sharing + work.shared) if work.sharing else 0
-    parts = torch.empty(slots * tile.m * tile.n, dtype=torch.float32, device=a.device)
-    packed = CALL.packer.pack(
-        *(each.tensor.data_ptr() for each in operands),
-        out.data_ptr(),
-        *(value for each in vectors for value in _fields_of(each)),
-        *(each.batch_bytes for each in operands),
-        *(each.line for each in operands),
-        *(m, n, k, *tiles),
-        *(work.steps, work.whole, work.shared * work.steps, work.sharing),
-        parts.data_ptr(),
-    )
-    launchers = target.calls["gemm"]
+    launchers = target.calls["gemm_launchers"]
     launcher = launchers.prepared.get(target.device_index)
     if launcher is None:
         launcher = _GemmLauncher(target)
         launchers.keep(target.device_index, launcher)
-    tensors = (*(each.tensor for each in operands), *vectors, out, parts)
-    launcher.launch(kernel, work, packed, tensors)
-    return out
+    chosen: tuple[GemmKernel, Work] | None = None
+
+    def run(
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None,
+        scale_a: Tensor | None,
+        scale_b: Tensor | None,
+    ) -> Tensor:
+        nonlocal chosen
+        out = torch.empty(product.shape, dtype=out_dtype, device=a.device)
+        if is_one:
+            a = a.reshape(m, k)
+        operands = Operand.of(a, batch), Operand.of(b.mT, batch)
+        vectors = (
+            _vector(bias, of_columns, n),
+            _vector(scale_a, of_rows, m),
+            _vector(scale_b, of_columns, n),
+        )
+        if chosen is None:
+            of_a, of_b = (each.are_rows for each in operands)
+            tile, work = Work.choose(target, a.dtype, of_a and of_b, (batch.numel(), m, n, k))
+            has_bias, has_scale_a, has_scale_b = (each is not None for each in vectors)
+            kernel = GemmKernel(
+                *(target.arch, tile, a.dtype, out_dtype, of_a, of_b),
+                *(has_bias, has_scale_a, has_scale_b, activation or "none"),
+            )
+            chosen = kernel, work
+        kernel, work = chosen
+        tile = kernel.tile
+        slots = (work.sharing + work.shared) if work.sharing else 0
+        parts = torch.empty(slots * tile.m * tile.n, dtype=torch.float32, device=a.device)
+        packed = CALL.packer.pack(
+            *(each.tensor.data_ptr() for each in operands),
+            out.data_ptr(),
+            *(value for each in vectors for value in _fields_of(each)),
+            *(each.batch_bytes for each in operands),
+            *(each.line for each in operands),
+            *(m, n, k, -(-m // tile.m), -(-n // tile.n)),
+            *(work.steps, work.whole, work.shared * work.steps, work.sharing),
+            parts.data_ptr(),
+        )
+        tensors = (*(each.tensor for each in operands), *vectors, out, parts)
+        launcher.launch(kernel, work, packed, tensors)
+        return out
+
+    return run

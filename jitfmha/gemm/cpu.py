@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..call.known_calls import Run
 from ..problem.torch_parts import int8_product, multiplies_bf16
 from .problem import FP8, Activation, MatmulArguments, Product
 
@@ -18,41 +19,58 @@ ACTIVATE: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-def cpu_matmul(arguments: MatmulArguments, product: Product) -> Tensor:
-    """The result of a call.
+def cpu_product(arguments: MatmulArguments, product: Product) -> Run:
+    """What computes calls with tensors of these layouts.
 
     A product in 16 bits is rounded before its scales and its activation. Numbers of 8 bits are
     multiplied as bfloat16, which holds them, where nothing follows and the result is bfloat16.
     """
     a, b, bias, scale_a, scale_b, activation, _ = arguments
     out_dtype = product.out_dtype
-    if a.dtype == torch.int8:
-        x = _int8_product(a, b, product)
-        x = x if out_dtype == torch.int32 else x.float()
-    elif a.dtype == torch.int32:
-        return a @ b
-    else:
-        dtype = out_dtype
-        if a.dtype in FP8:
-            follows = activation or any(each is not None for each in arguments.epilogue)
-            is_rounded = out_dtype == torch.bfloat16 and not follows and multiplies_bf16()
-            dtype = torch.bfloat16 if is_rounded else torch.float32
-        a, b = a.to(dtype), b.to(dtype)
-        is_linear = b.dim() == 2 and scale_a is None and scale_b is None
-        if is_linear and bias is not None and bias.dim() == 1 and bias.dtype == dtype:
-            x, bias = functional.linear(a, b.mT, bias), None
+    is_scaled = scale_a is not None or scale_b is not None
+    follows = activation is not None or bias is not None or is_scaled
+    linear = bias.dtype if bias is not None and bias.dim() == 1 and b.dim() == 2 else None
+    activate = None if activation is None else ACTIVATE[activation]
+    if a.dtype == out_dtype and not is_scaled and (bias is None or linear == out_dtype):
+
+        def run_plain(a: Tensor, b: Tensor, bias: Tensor | None, *_: None) -> Tensor:
+            x = a @ b if bias is None else functional.linear(a, b.mT, bias)
+            return x if activate is None else activate(x)
+
+        return run_plain
+
+    def run(
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None,
+        scale_a: Tensor | None,
+        scale_b: Tensor | None,
+    ) -> Tensor:
+        if a.dtype == torch.int8:
+            x = _int8_product(a, b, product)
+            x = x if out_dtype == torch.int32 else x.float()
         else:
-            x = a @ b
-    if scale_a is not None or scale_b is not None or bias is not None:
-        x = x.float()
-        for scale in (scale_a, scale_b):
-            if scale is not None:
-                x.mul_(scale)
-        if bias is not None:
-            x.add_(bias)
-    if activation is not None:
-        x = ACTIVATE[activation](x)
-    return x.to(out_dtype)
+            dtype = out_dtype
+            if a.dtype in FP8:
+                is_rounded = out_dtype == torch.bfloat16 and not follows and multiplies_bf16()
+                dtype = torch.bfloat16 if is_rounded else torch.float32
+            a, b = a.to(dtype), b.to(dtype)
+            if linear == dtype and not is_scaled:
+                x, bias = functional.linear(a, b.mT, bias), None
+            else:
+                x = a @ b
+        if is_scaled or bias is not None:
+            x = x.float()
+            for scale in (scale_a, scale_b):
+                if scale is not None:
+                    x.mul_(scale)
+            if bias is not None:
+                x.add_(bias)
+        if activate is not None:
+            x = activate(x)
+        return x.to(out_dtype)
+
+    return run
 
 
 def _int8_product(a: Tensor, b: Tensor, product: Product) -> Tensor:

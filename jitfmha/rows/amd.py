@@ -29,8 +29,12 @@ _WANTED_CHUNKS = 4
 _WAVE, _MOST_THREADS, _LEAST_THREADS = 64, 1024, 256
 # Registers for the numbers of a thread, of the 128 that each of so many threads has.
 _HELD_REGISTERS = 72
-# Of a gradient, which a workgroup adds up: few, so that there are many workgroups.
-_COMBINED_COLUMNS = 16
+# The same in backward, of the 256 that each of half as many threads has.
+_SUMMED_REGISTERS = 170
+# Workgroups with a block of rows each; more have not the registers.
+_STREAMS_OF_UNIT = 3
+# Of a gradient, which a workgroup adds up: a line of the cache.
+_COMBINED_COLUMNS = 32
 MOST_STRIDE = 1 << 21
 """From which on the rows of a workgroup may be further apart than a buffer reaches."""
 
@@ -43,6 +47,7 @@ class RowKernel(NamedTuple):
         ragged: whether rows are no multiple of it.
         row_lanes, threads: of a row and of a workgroup.
         held: loads of a row that a thread keeps.
+        streams: whether forward a workgroup has a block of rows, one after the other.
     """
 
     traits: RowTraits
@@ -53,6 +58,7 @@ class RowKernel(NamedTuple):
     row_lanes: int
     threads: int
     held: int
+    streams: bool
 
     @classmethod
     def of(
@@ -60,17 +66,26 @@ class RowKernel(NamedTuple):
     ) -> RowKernel:
         """The kernel for rows that allow loads of so many numbers."""
         chunks = -(-columns // width)
+        registers = -(-width * DTYPE_BYTES[traits.dtype] // 4)
+        most_threads, wanted, more = _MOST_THREADS, _WANTED_CHUNKS, 1
+        most_held = _HELD_REGISTERS // registers
+        # Results of 8 bits are too few to hide loads behind them.
+        streams = traits.is_quantised and chunks <= _WANTED_CHUNKS * _LEAST_THREADS
+        if direction == "backward":
+            # Two tensors of this row and the next one, the weight, and two sums of floats.
+            wanted, more, most_held = 1, 0, _SUMMED_REGISTERS // (5 * registers + 2 * width)
+            if chunks > most_threads:
+                most_threads //= 2
         lanes = 1
         # Forward may keep one more, so that some lanes have not nothing to do at the end of a row.
-        more = direction == "forward"
-        while lanes < _MOST_THREADS and lanes * (_WANTED_CHUNKS + more) < chunks + more:
+        while lanes < most_threads and lanes * (wanted + more) < chunks + more:
             lanes *= 2
-        registers = -(-width * DTYPE_BYTES[traits.dtype] // 4)
-        most = _HELD_REGISTERS // registers if direction == "forward" else _WANTED_CHUNKS
-        held = min(-(-chunks // lanes), most)
-        threads = lanes if lanes > _WAVE else _LEAST_THREADS
+        held = min(-(-chunks // lanes), most_held)
+        threads = most_threads
+        if direction == "forward":
+            threads = lanes if lanes > _WAVE and not streams else _LEAST_THREADS
         ragged = columns % width != 0
-        return cls(traits, direction, arch, width, ragged, lanes, threads, held)
+        return cls(traits, direction, arch, width, ragged, lanes, threads, held, streams)
 
     @property
     def name(self) -> str:
@@ -105,7 +120,10 @@ def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
         **{name: getattr(kernel, name) for name in ("width", "row_lanes", "threads", "held")},
     }
     if kernel.direction == "forward":
-        values["out_element"] = ELEMENTS[traits.out_dtype]
+        values |= {
+            "out_element": ELEMENTS[traits.out_dtype],
+            "streams": str(kernel.streams).lower(),
+        }
     else:
         values |= {"combine_kernel": kernel.combine_name, "combined_columns": _COMBINED_COLUMNS}
     why = f"the first {kernel.direction} {traits.kind} of {traits.dtype} rows on {kernel.arch}"
@@ -134,6 +152,7 @@ class AmdRows(StructLauncher):
         super().__init__(target)
         self._traits, self._direction = traits, direction
         self._rows, self._columns = rows, columns
+        self.blocks = min(rows, _STREAMS_OF_UNIT * target.compute_units)
         self._kernels: dict[int, tuple[int, int]] = {}
 
     def launch(
@@ -186,7 +205,7 @@ class AmdRows(StructLauncher):
         """The address of a kernel, and the workgroups that it is launched with."""
         arch = self._target.arch
         kernel = RowKernel.of(self._traits, self._direction, arch, self._columns, width)
-        workgroups = -(-self._rows // kernel.rows)
+        workgroups = self.blocks if kernel.streams else -(-self._rows // kernel.rows)
         if workgroups * kernel.threads >= 1 << 32:
             raise NotImplementedError(
                 f"x has {self._rows} rows of {self._columns} numbers; a launch has room for less "

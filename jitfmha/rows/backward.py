@@ -8,18 +8,19 @@ import torch
 from torch import Tensor
 
 from ..call.detection import target_of
+from ..call.known_calls import Run, looked_up
 from ..planning.target import AmdTarget, CpuTarget
 from .amd import MOST_STRIDE, AmdRows
 from .cpu import cpu_entry
 from .problem import Kind, RowArguments, as_rows, traits_of
-from .run import NO_MEMORY, Run, looked_up
+from .run import NO_MEMORY
 from .structs import CALLS
 
 # A block of rows has a part of the weights' gradients of its own, which costs traffic; so it has
 # some rows. A block of fewer elements is not worth a thread.
 _LEAST_BLOCK_ROWS, _LEAST_BLOCK_ELEMENTS, _MOST_BLOCKS = 16, 1 << 14, 64
-# What hides how long loads take are other workgroups of the unit, so that these have fewer rows.
-_LEAST_ROWS_OF_WORKGROUP, _UNIT_BLOCKS = 4, 2
+# A compute unit has one, so that there are few parts to add up.
+_LEAST_ROWS_OF_WORKGROUP = 4
 
 
 class RowGradients(NamedTuple):
@@ -78,7 +79,7 @@ def _prepare(arguments: RowBackwardArguments) -> Run:
     if wanted:
         least, most = _LEAST_BLOCK_ROWS, _MOST_BLOCKS
         if isinstance(target, AmdTarget):
-            least, most = _LEAST_ROWS_OF_WORKGROUP, _UNIT_BLOCKS * target.compute_units
+            least, most = _LEAST_ROWS_OF_WORKGROUP, target.compute_units
         blocks = max(min(blocks, rows // least, most), 1)
     entry = amd = None
     if isinstance(target, AmdTarget):

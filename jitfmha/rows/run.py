@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ..call.detection import target_of
-from ..planning.target import CALLS_HERE, TARGET_HERE, AmdTarget, CpuTarget
+from ..call.known_calls import Run, looked_up
+from ..planning.target import AmdTarget, CpuTarget
 from ..problem.memory import HUGE_PAGES_FROM_BYTES, request_huge_pages
 from .amd import MOST_STRIDE, AmdRows
 from .cpu import cpu_entry
@@ -18,7 +16,6 @@ from .structs import CALLS
 
 # The result, the sum with a residual and the scales; None is what was not asked for.
 RowResults = tuple[Tensor, Tensor | None, Tensor | None]
-Run = Callable[..., Any]
 
 
 def run_rows(arguments: RowArguments) -> RowResults:
@@ -31,31 +28,6 @@ def run_rows(arguments: RowArguments) -> RowResults:
     run = looked_up("rows", (kind, eps, out_dtype), tensors, _prepare, arguments)
     results: RowResults = run(*tensors)
     return results
-
-
-def looked_up(
-    kept: str,
-    options: Hashable,
-    tensors: Sequence[Tensor | None],
-    prepare: Callable[[Any], Run],
-    arguments: object,
-) -> Run:
-    """What ``prepare(arguments)`` returned for the same options and tensors of the same layout."""
-    target = TARGET_HERE.get()
-    calls = (CALLS_HERE if target is None else target.calls)[kept]
-    try:
-        key = [options]
-        for x in tensors:
-            key.append(  # noqa: PERF401 - with a list of tuples a call takes 0.2 us longer
-                None if x is None else (x.shape, x.stride(), x.dtype, x.is_cpu or x.device)
-            )
-        run: Run | None = calls.prepared.get(tuple(key))
-    except (AttributeError, TypeError, RuntimeError):  # the checks say of what
-        return prepare(arguments)
-    if run is None:
-        run = prepare(arguments)
-        calls.keep(tuple(key), run)
-    return run
 
 
 def _prepare(arguments: RowArguments) -> Run:
@@ -107,7 +79,9 @@ def _prepare(arguments: RowArguments) -> Run:
         if bias is not None:
             of_bias = bias.data_ptr()
         pointers = x.data_ptr(), of_residual, of_weight, of_bias, out.data_ptr(), of_sum, of_scale
-        packed = pack(*pointers, stride, residual_stride, rows, columns, eps)
+        packed = pack(
+            *pointers, stride, residual_stride, rows, columns, amd.blocks if amd else 0, eps
+        )
         if entry and entry(packed):
             raise MemoryError(NO_MEMORY)
         if amd and rows:
@@ -124,7 +98,7 @@ def _prepare(arguments: RowArguments) -> Run:
             *(x.data_ptr(), 0),
             0 if weight is None else weight.data_ptr(),
             0 if bias is None else bias.data_ptr(),
-            *(out.data_ptr(), 0, 0, columns, columns, rows, columns, eps),
+            *(out.data_ptr(), 0, 0, columns, columns, rows, columns, 0, eps),
         )
         if entry(packed):  # type: ignore[misc]
             raise MemoryError(NO_MEMORY)

@@ -12,7 +12,7 @@ CALLS: dict[Direction, SharedStruct] = {
         {
             **dict.fromkeys(("x", "residual", "weight", "bias"), Pointer("const void")),
             **dict.fromkeys(("out", "sum", "scale"), Pointer("void")),
-            **dict.fromkeys(("x_stride", "residual_stride", "rows", "columns"), INT64),
+            **dict.fromkeys(("x_stride", "residual_stride", "rows", "columns", "blocks"), INT64),
             "eps": FLOAT,
         },
     ),

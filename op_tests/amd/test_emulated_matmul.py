@@ -59,11 +59,14 @@ def test_ends_of_rows(arch, rng, poisoned_memory):
         assert not run.findings()
 
 
-@pytest.mark.parametrize("tile", range(4))
+@pytest.mark.parametrize("tile", range(-1, 4))
 def test_tiles(tile, rng, poisoned_memory, monkeypatch):
-    arch = ARCHES[drawn_index(rng, 2)]
-    dtype = (torch.float16, FORMS[arch][tile % 2])[drawn_index(rng, 2)]
-    chosen = amd.tiles_of(arch, dtype)[tile]
+    """The one before the first is for rows of fp8 alone."""
+    arch = ARCHES[drawn_index(rng, 2) if tile >= 0 else 1]
+    dtype = (FORMS[arch][tile % 2], torch.float16)[drawn_index(rng, 2) if tile >= 0 else 0]
+    of_rows = tile < 0
+    chosen = amd.tiles_of(arch, dtype, of_rows)[max(tile, 0)]
+    assert chosen.of_rows == of_rows
     monkeypatch.setattr(amd, "tiles_of", lambda *_: (chosen,))
     a, b = numbers(rng, (chosen.m + 1, 304), dtype), numbers(rng, (304, 300), dtype)
     with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
@@ -78,11 +81,11 @@ def test_shared_tiles(dtype, rng, poisoned_memory, monkeypatch):
     monkeypatch.setattr(amd, "tiles_of", lambda *_: amd.TILES[arch][2:3])
     monkeypatch.setattr(amd, "_LEAST_STEPS", 2)
     options = drawn_call(rng, dtype, (8, 8, 8))
-    with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
-        for units in (2, 3, 100):
+    for units in (2, 3, 100):
+        with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
             monkeypatch.setattr(TARGET_HERE.get(), "compute_units", units)
             check_call(drawn_call(rng, dtype, (150, 130, 700), options, ((), ())))
-        assert not run.findings()
+            assert not run.findings()
 
 
 def test_work_is_divided():
@@ -99,7 +102,7 @@ def test_tiles_of_calls():
         with jitfmha.emulate(arch):
             target = TARGET_HERE.get()
             for m, expected in ((8192, (256, 256)), (16, (32, 64))):
-                tile, _ = amd.Work.choose(target, torch.bfloat16, 1, m, 8192, 8192)
+                tile, _ = amd.Work.choose(target, torch.bfloat16, False, (1, m, 8192, 8192))
                 assert tile[:2] == expected
 
 

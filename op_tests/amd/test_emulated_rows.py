@@ -10,6 +10,7 @@ from test_rows import check_call
 from test_rows_gradients import check_gradients
 
 import jitfmha
+from jitfmha.planning.target import TARGET_HERE
 from jitfmha.rows.amd import RowKernel
 from jitfmha.rows.problem import KINDS, RowTraits
 
@@ -48,6 +49,17 @@ def test_many_short_rows(columns, rng, poisoned_memory):
         assert not run.findings()
 
 
+@pytest.mark.parametrize("columns", [16, 4000])
+def test_blocks_of_quantised_rows(columns, rng, poisoned_memory, monkeypatch):
+    """Of which a workgroup has some, at once and one after the other."""
+    x, residual = torch.randn(2, 150, columns, generator=rng).bfloat16()
+    call = RowCall("rms_norm", x, residual, torch.randn(columns, generator=rng), None, 1e-6)
+    with jitfmha.emulate("gfx950", check=True, random_order=drawn_index(rng, 100)) as run:
+        monkeypatch.setattr(TARGET_HERE.get(), "compute_units", 2)
+        check_call(call, [torch.int8])
+        assert not run.findings()
+
+
 @pytest.mark.parametrize("columns", [34, 100])
 def test_rows_that_are_no_whole_loads(columns, rng, poisoned_memory):
     """The last load of a row begins within the one before, also of weights that take two."""
@@ -70,11 +82,15 @@ def test_drawn_gradients(kind, arch, dtypes, rng, poisoned_memory):
             assert not run.findings()
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1400, 24), (35, 300), (35, 20000)])
-def test_gradients_of_weights_over_several_blocks(rows, columns, rng, poisoned_memory):
+@pytest.mark.parametrize(
+    ("kind", "rows", "columns"),
+    [("layer_norm", 1400, 24), ("rms_norm", 70, 300), ("layer_norm", 35, 20000)],
+)
+def test_gradients_of_weights_over_several_blocks(kind, rows, columns, rng, poisoned_memory):
     """Of a workgroup's rows side by side, of several waves', and of what registers do not hold."""
-    call = draw(rng, "layer_norm", torch.float32, columns=columns, batch=(rows,))
+    call = draw(rng, kind, torch.float32, columns=columns, batch=(rows,))
     weight, bias = torch.randn(2, columns, generator=rng)
+    bias = bias if kind == "layer_norm" else None
     with jitfmha.emulate("gfx942", check=True, random_order=drawn_index(rng, 100)) as run:
         check_gradients(rng, call._replace(weight=weight, bias=bias))
         assert not run.findings()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ...call.detection import target_of
+from ...call.known_calls import looked_up
 from ...planning.target import AmdTarget
 from ...problem.packed_pages import (
     are_packed,
@@ -16,7 +17,6 @@ from ...problem.packed_pages import (
     strides_of_keys,
     strides_of_values,
 )
-from ..run import looked_up
 from .amd import AmdHeads
 from .cpu import cpu_entry
 from .problem import N_TENSORS, HeadArguments, traits_of
