@@ -467,15 +467,15 @@ def _of_few_queries(problem: Problem, traits: ForwardTraits) -> Iterator[Forward
     if ForwardTraits.of(one_query, traits.arch, _units(traits.arch)).decode_blocks is None:
         return
     # Without stacked heads rows are queries, and few.
-    of_one_block = [replace(traits, decode_blocks=1)]
+    decoding = [replace(traits, decode_blocks=1)]
     if may_stack:
-        of_one_block.append(replace(traits, decode_blocks=1, stacks_heads=True))
-        for blocks in _doubled(most_blocks(max(traits.hdim_q, traits.hdim_v)))[1:]:
-            yield replace(traits, stacks_heads=True, decode_blocks=blocks)
-    yield from of_one_block
+        counts = _doubled(most_blocks(max(traits.hdim_q, traits.hdim_v)))
+        decoding += (replace(traits, stacks_heads=True, decode_blocks=n) for n in counts)
+    yield from decoding
     if streamed_keys(problem).have_eight_waves(1):
-        for each in of_one_block:
-            yield replace(each, decode_waves=MOST_WAVES)
+        for each in decoding:
+            if each.decode_blocks == 1:
+                yield replace(each, decode_waves=MOST_WAVES)
 
 
 def _doubled(most: int) -> list[int]:
