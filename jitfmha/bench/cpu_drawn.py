@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import exp, log
 from random import Random
@@ -12,7 +10,7 @@ from statistics import geometric_mean
 
 import torch
 
-from ..call.interface import fmha_fwd
+from ..ahead.warm_up import warmup
 from ..problem.dtypes import DTYPE_NAMES
 from .cpu_backward import time_training_step
 from .over_sdpa import TOLERANCE, Sizes, time_over_sdpa
@@ -105,16 +103,16 @@ def _timed(name: str, call: DrawnCall, report: Report, seconds: float) -> Compar
 
 
 def _build(calls: Iterable[DrawnCall]) -> None:
-    """Build all kernels side by side; they are the same for all lengths."""
-
-    def build(call: DrawnCall) -> None:
-        *_, hdim = call.sizes
-        q, k, v = (torch.zeros(1, 2, 1, hdim, dtype=call.dtype) for _ in range(3))
-        with torch.set_grad_enabled(call.is_training):
-            q.requires_grad_(call.is_training)
-            out = fmha_fwd(q, k, v, mask="causal" if call.is_causal else "none")
-            if call.is_training:
-                out.sum().backward()
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(build, calls))
+    """Build all kernels, those of a kind side by side; they are the same for all lengths."""
+    hdims: dict[tuple[torch.dtype, bool, bool], set[int]] = {}
+    for call in calls:
+        kind = call.dtype, call.is_causal, call.is_training
+        hdims.setdefault(kind, set()).add(call.sizes[5])
+    for (dtype, is_causal, is_training), of_kind in hdims.items():
+        warmup(
+            dtypes=[dtype],
+            hdims=sorted(of_kind),
+            masks=["causal" if is_causal else "none"],
+            modes=["gm0"],
+            directions=["forward", "backward"] if is_training else ["forward"],
+        )
