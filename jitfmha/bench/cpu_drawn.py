@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import exp, log
 from random import Random
@@ -10,7 +9,6 @@ from statistics import geometric_mean
 
 import torch
 
-from ..ahead.warm_up import warmup
 from ..problem.dtypes import DTYPE_NAMES
 from .cpu_backward import time_training_step
 from .over_sdpa import TOLERANCE, Sizes, time_over_sdpa
@@ -44,7 +42,6 @@ def run(quick: bool, progress: Progress, seed: int | None = None) -> Report:
     seed = Random().randrange(1 << 32) if seed is None else seed
     report = Report("cpu-drawn", {**machine_here(), "seed": str(seed)})
     calls = drawn_calls(seed, _QUICK_CALLS if quick else _CALLS)
-    _build(calls)
     all_threads = torch.get_num_threads()
     try:
         for threads in sorted({min(_FEW_THREADS, all_threads), all_threads}):
@@ -100,19 +97,3 @@ def _timed(name: str, call: DrawnCall, report: Report, seconds: float) -> Compar
             *(report, name, call.sizes, call.dtype), is_causal=call.is_causal, min_seconds=seconds
         )
     return timed
-
-
-def _build(calls: Iterable[DrawnCall]) -> None:
-    """Build all kernels, those of a kind side by side; they are the same for all lengths."""
-    hdims: dict[tuple[torch.dtype, bool, bool], set[int]] = {}
-    for call in calls:
-        kind = call.dtype, call.is_causal, call.is_training
-        hdims.setdefault(kind, set()).add(call.sizes[5])
-    for (dtype, is_causal, is_training), of_kind in hdims.items():
-        warmup(
-            dtypes=[dtype],
-            hdims=sorted(of_kind),
-            masks=["causal" if is_causal else "none"],
-            modes=["gm0"],
-            directions=["forward", "backward"] if is_training else ["forward"],
-        )
