@@ -14,7 +14,7 @@ from subprocesses import run_python
 import jitfmha
 from jitfmha import jit
 from jitfmha.amd.chips import is_arch
-from jitfmha.bench import SUITES, cpu, decode_loop, over_sdpa, suite
+from jitfmha.bench import SUITES, cpu, cpu_drawn, decode_loop, over_sdpa, suite
 from jitfmha.bench.first_call import first_call
 from jitfmha.bench.report import Report, Row
 from jitfmha.bench.timing import Timings, alternate
@@ -466,6 +466,19 @@ def test_bench_refuses_threads(run, flags):
     result = run("bench", *flags)
     assert result.code == 2
     assert "--threads must be at least 1" in result.err
+
+
+def test_calls_that_bench_draws():
+    calls = cpu_drawn.drawn_calls(7, 300)
+    assert calls == cpu_drawn.drawn_calls(7, 300)
+    lengths = [n for call in calls for n in call.sizes[1:3]]
+    assert 50 <= min(lengths) < 100
+    assert 2000 < max(lengths) <= 5000
+    assert {call.sizes[5] for call in calls} == set(range(32, 257, 8))
+    assert {1, 32} <= {call.sizes[3] for call in calls} <= set(range(1, 33))
+    assert all(call.sizes[1] == call.sizes[2] for call in calls if call.is_causal)
+    kinds = {(call.dtype, call.is_causal, call.is_training) for call in calls}
+    assert len(kinds) == 3 * 2 * 2
 
 
 def test_bench_suites_exist():

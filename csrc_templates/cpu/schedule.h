@@ -9,19 +9,24 @@
 namespace {
 
 // The part of the keys of a query tile that an item of work takes: part `index` of `count`, each of
-// `tiles` key tiles. Item `first_item` does the first part, and the items behind it do the others.
+// `keys` keys in whole tiles. Item `first_item` does the first part, and the items behind it do the
+// others.
 struct KeySplit {
-  int64_t index, count, tiles, first_item;
+  int64_t index, count, keys, first_item;
+};
+
+// Key tiles of so many keys, of which a part has the least, but where num_splits asks for less.
+struct KeyTiles {
+  int64_t keys, least;
 };
 
 // How the keys of a query tile may be split.
 struct SplitRules {
-  int64_t num_splits;     // that are asked for; 0 leaves the choice
-  int64_t wanted_items;   // where it is left
-  int tile_keys;          // of a key tile
-  int64_t least_tiles;    // of a part, but where num_splits asks for less
-  int64_t few_rows;       // heads with so many rows may be done together,
-  int64_t rows_of_heads;  // as long as there are not more rows than these
+  int64_t num_splits;        // that are asked for; 0 leaves the choice
+  int64_t wanted_items;      // where it is left
+  KeyTiles of_many, of_few;  // rows of a head
+  int64_t few_rows;          // heads with so many rows may be done together,
+  int64_t rows_of_heads;     // as long as there are not more rows than these
 };
 
 // All query tiles of a problem, numbered sequence by sequence and within one head by head, or some
@@ -89,8 +94,7 @@ class QueryTiles {
     number_items();
     // Large tiles have no need of it.
     if (rules.num_splits == 0 && count_ < rules.wanted_items && tile_rows_ <= kPanelLanes) {
-      split_tiles_ =
-          std::max(rules.least_tiles, (key_tiles() + rules.wanted_items - 1) / rules.wanted_items);
+      split_tiles_ = (key_tiles() + rules.wanted_items - 1) / rules.wanted_items;
       number_items();
     }
     // Heads that are done together share what comes from memory, but threads need something to do.
@@ -144,7 +148,7 @@ class QueryTiles {
             members_before * heads_k + kv_head,
             turn,
             turns,
-            {part, splits, split_tiles_of(b), number - part}};
+            {part, splits, split_tiles_of(b) * tiles_of_keys(b).keys, number - part}};
   }
 
   int tile_rows() const { return tile_rows_; }
@@ -196,13 +200,14 @@ class QueryTiles {
   // How many key tiles a query tile of sequence b sees at most.
   int64_t key_tiles_of(int64_t b) const {
     const FmhaShape& s = problem_.shape;
+    const int64_t tile = tiles_of_keys(b).keys;
     int64_t keys = problem_.seqlen_k(b);
     if (kMask == Mask::window && !kSinkTokens)
-      keys = std::min(keys, s.window_left + s.window_right + tile_rows_ + rules_.tile_keys);
-    return (keys + rules_.tile_keys - 1) / rules_.tile_keys;
+      keys = std::min(keys, s.window_left + s.window_right + tile_rows_ + tile);
+    return (keys + tile - 1) / tile;
   }
   int64_t split_tiles_of(int64_t b) const {
-    if (rules_.num_splits == 0) return split_tiles_;
+    if (rules_.num_splits == 0) return std::max(tiles_of_keys(b).least, split_tiles_);
     return std::max<int64_t>((key_tiles_of(b) + rules_.num_splits - 1) / rules_.num_splits, 1);
   }
   int64_t splits_of(int64_t b) const {
@@ -213,10 +218,16 @@ class QueryTiles {
   int64_t tiles_of_head(int64_t b) const {
     return (problem_.seqlen_q(b) * problem_.group_size() + tile_rows_ - 1) / tile_rows_;
   }
+  bool has_few_rows(int64_t b) const {
+    return problem_.seqlen_q(b) * problem_.group_size() <= rules_.few_rows;
+  }
+  const KeyTiles& tiles_of_keys(int64_t b) const {
+    return has_few_rows(b) ? rules_.of_few : rules_.of_many;
+  }
   // Those of a sequence that are done together.
   int64_t heads_at_once(int64_t b) const {
     const int64_t rows = problem_.seqlen_q(b) * problem_.group_size();
-    if (rows == 0 || rows > rules_.few_rows) return 1;
+    if (rows == 0 || !has_few_rows(b)) return 1;
     return std::min(heads_at_once_, rules_.rows_of_heads / rows);
   }
   int64_t head_groups(int64_t b) const {
@@ -229,7 +240,7 @@ class QueryTiles {
   int tile_rows_;
   int64_t wanted_tiles_;
   int64_t heads_side_by_side_ = 1;
-  SplitRules rules_{0, 0, 1, 1, 0, 0};
+  SplitRules rules_{0, 0, {1, 1}, {1, 1}, 0, 0};
   int64_t heads_at_once_ = 1;
   int64_t split_tiles_ = kAllTiles;
   bool has_splits_ = false;

@@ -4,6 +4,7 @@
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
+#include <sched.h>
 #include <sys/stat.h>
 #endif
 
@@ -87,14 +88,52 @@ int64_t worker_count(int64_t items, int64_t multiplications) {
   return std::min<int64_t>(threads, wanted);
 }
 
-// Calls run_item(item, scratch) for all items on `workers` threads, which take the next item each
-// as they get free. False when there is not enough memory.
-template <class Scratch, class RunItem>
-bool run_items(int64_t items, int64_t workers, const RunItem& run_item) {
+// Items in their order, each for the thread that takes it as it gets free.
+class Turns {
+ public:
+  // Calls visit(item) for items that nobody has taken, until there are none.
+  template <class Visit>
+  void take(int64_t items, const Visit& visit) {
+    for (;;) {
+      const int64_t item = next_.fetch_add(1, std::memory_order_relaxed);
+      if (item >= items) return;
+      visit(item);
+      done_.fetch_add(1, std::memory_order_release);
+    }
+  }
+
+  // Whether nobody has taken the last one.
+  bool has_more(int64_t items) const { return next_.load(std::memory_order_relaxed) < items; }
+
+  // Whether all have been visited, if not now then some microseconds later.
+  bool wait(int64_t items) const {
+    constexpr int kMostYields = 100;
+    for (int yields = 0; done_.load(std::memory_order_acquire) < items; ++yields) {
+      if (yields == kMostYields) return false;
+#if defined(__unix__) || defined(__APPLE__)
+      sched_yield();
+#endif
+    }
+    return true;
+  }
+
+ private:
+  std::atomic<int64_t> next_{0}, done_{0};
+};
+
+// Calls run_item(item, scratch) for all items on `workers` threads, and where there is something to
+// finish, finish_item(item, scratch) for all of them once every one has been run. To wake threads
+// again takes longer than most of them wait for the last one; where it is late, as another process
+// has its processor, they are woken. False when there is not enough memory.
+template <class Scratch, class RunItem, class FinishItem>
+bool run_items(int64_t items, int64_t workers, const RunItem& run_item, bool has_finish,
+               const FinishItem& finish_item) {
   struct Work {
     const int64_t items;
     const RunItem& run_item;
-    std::atomic<int64_t> next{0};
+    const bool has_finish;
+    const FinishItem& finish_item;
+    Turns to_run, to_finish;
     std::atomic<bool> out_of_memory{false};
 
     void take_items() {
@@ -103,20 +142,25 @@ bool run_items(int64_t items, int64_t workers, const RunItem& run_item) {
         out_of_memory.store(true, std::memory_order_relaxed);
         return;
       }
-      for (;;) {
-        const int64_t item = next.fetch_add(1, std::memory_order_relaxed);
-        if (item >= items) return;
-        run_item(item, *scratch);
-      }
+      to_run.take(items, [&](int64_t item) { run_item(item, *scratch); });
+      if (has_finish && to_run.wait(items))
+        to_finish.take(items, [&](int64_t item) { finish_item(item, *scratch); });
+    }
+    void take_items_on(int64_t workers) {
+      if (workers <= 1) return take_items();
+      pool.parallel_for(
+          0, workers, 1,
+          [](int64_t, int64_t, void* self) { static_cast<Work*>(self)->take_items(); }, this);
     }
   };
-  Work work{items, run_item};
-  if (workers <= 1) work.take_items();
-  else
-    pool.parallel_for(
-        0, workers, 1, [](int64_t, int64_t, void* self) { static_cast<Work*>(self)->take_items(); },
-        &work);
+  Work work{items, run_item, has_finish, finish_item, {}, {}};
+  work.take_items_on(workers);
+  if (has_finish && work.to_finish.has_more(items)) work.take_items_on(workers);
   return !work.out_of_memory.load(std::memory_order_relaxed);
+}
+template <class Scratch, class RunItem>
+bool run_items(int64_t items, int64_t workers, const RunItem& run_item) {
+  return run_items<Scratch>(items, workers, run_item, false, [](int64_t, Scratch&) {});
 }
 
 }  // namespace

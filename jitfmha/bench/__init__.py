@@ -39,6 +39,11 @@ SUITES = {
         *(9, 2),
         from_checkout=False,
     ),
+    "cpu-drawn": SuiteInTheList(
+        "60 calls of the CPU kernel drawn at random against torch's attention, with gradients, too",
+        *(8, 0.6),
+        from_checkout=False,
+    ),
     "memory": SuiteInTheList(
         "what the device's memory gives: read, write, copy", 0.3, 0.15, from_checkout=False
     ),

@@ -41,7 +41,8 @@ def _forward(sizes: Sizes, dtype: torch.dtype, causal: bool, seconds: float = _S
 
 
 def _training(seqlen: int, dtype: torch.dtype, seconds: float = _SECONDS) -> _Timer:
-    return lambda: time_training_step(dtype, _HDIM, seqlen, causal=True, min_seconds=seconds)
+    name, sizes = f"{DTYPE_NAMES[dtype]} {seqlen}", (1, seqlen, seqlen, _HEADS, _HEADS, _HDIM)
+    return lambda: time_training_step(name, sizes, dtype, causal=True, min_seconds=seconds)
 
 
 def _ragged() -> Comparison:
