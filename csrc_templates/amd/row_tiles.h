@@ -18,12 +18,19 @@ constexpr unsigned kOutside = 1u << 31;
 // an address each, and so have those in pages, which a table names. Of wide pages, which are of a
 // multiple of kWidePageRows, the threads of a wave have one, whose rows are near. In packed pages
 // lie pieces of kPieceBytes: those of the same numbers of all keys of a head follow each other, and
-// of values those of the same keys, a column in each.
-enum class Access { near, far, paged, packed_pages, wide_pages };
+// of values those of the same keys, a column in each. There are wide ones of these, too.
+enum class Access { near, far, paged, packed_pages, wide_pages, wide_packed_pages };
 constexpr bool is_paged(Access access) { return access != Access::near && access != Access::far; }
 // Whether each key has an address of its own, by KeyPlaces.
 constexpr bool has_key_places(Access access) {
   return access == Access::paged || access == Access::packed_pages;
+}
+// Whether the threads of a wave load rows of one page, by BlockPlaces.
+constexpr bool has_block_places(Access access) {
+  return access == Access::wide_pages || access == Access::wide_packed_pages;
+}
+constexpr bool has_pieces(Access access) {
+  return access == Access::packed_pages || access == Access::wide_packed_pages;
 }
 constexpr int kPieceBytes = 16;
 
@@ -124,9 +131,9 @@ struct BlockPlaces {
   template <class Keys>
   __device__ static BlockPlaces of(const Keys& keys, const Keys& values, int first_key,
                                    int row_of_tile) {
-    // Behind the end no page is named, and nothing is read.
-    const Quotient in_page =
-        divide(smaller(first_key + row_of_tile, keys.rows.count - 1), keys.pages.size);
+    // Behind the end no page is named, and nothing is read, or in packed pages the last rows.
+    const int last = (keys.rows.count - 1) / kWidePageRows * kWidePageRows;
+    const Quotient in_page = divide(smaller(first_key + row_of_tile, last), keys.pages.size);
     const unsigned long page = keys.pages.at(in_page.value), row = in_page.remainder;
     const auto offset_in = [&](const Keys& of) {
       unsigned long offset = page * of.pages.stride + row * of.rows.stride;
@@ -189,6 +196,11 @@ struct KeyRows {
   }
 };
 
+// In packed pages pieces of many rows lie between those of one: no buffer ends with its last row.
+__device__ inline __amdgpu_buffer_rsrc_t endless_buffer(const Rows& rows) {
+  return buffer_with(rows, kOutside - 1);
+}
+
 // A row of a tile, of which a thread loads pieces.
 template <Access kAccess>
 struct TileRow {
@@ -225,6 +237,8 @@ struct TileRows {
       constexpr int kThreadsOfPage = 8 * kWidePageRows;
       const int page = __builtin_amdgcn_readfirstlane(thread / kThreadsOfPage);
       result.buffer = buffer_of<kWidePageRows, kRowBytes>(rows.from_in_page(page * kWidePageRows));
+    } else if constexpr (kAccess == Access::wide_packed_pages) {
+      result.buffer = endless_buffer(rows.known_block());
     }
     return result;
   }
@@ -291,6 +305,13 @@ struct TileRows {
   }
 
  private:
+  // How many bytes number `first` of a row lies behind its beginning.
+  __device__ long offset_in_row(int first) const {
+    const long offset = first * Element::kBytes;
+    if constexpr (!has_pieces(kAccess)) return offset;
+    return offset / kPieceBytes * (rows.pages.size.divisor * kPieceBytes) + offset % kPieceBytes;
+  }
+
   template <class T>
   __device__ T piece(const Row& row, int first, bool is_inside) const {
     constexpr int kBytes = Element::kBytes;
@@ -298,12 +319,8 @@ struct TileRows {
     // together with what lies behind it.
     typedef T Unaligned __attribute__((aligned(kBytes)));
     if constexpr (has_key_places(kAccess)) {
-      long offset = first * kBytes;
-      if constexpr (kAccess == Access::packed_pages)
-        offset =
-            offset / kPieceBytes * (rows.pages.size.divisor * kPieceBytes) + offset % kPieceBytes;
       T result = T(0);
-      if (is_inside) result = *(Global<const Unaligned>)(row.address + offset);
+      if (is_inside) result = *(Global<const Unaligned>)(row.address + offset_in_row(first));
       return result;
     } else if constexpr (kAccess == Access::far) {
       // The last row is before `base` where the tile is behind the end.
@@ -317,7 +334,7 @@ struct TileRows {
       const unsigned number = row.number;
       const unsigned row_of_buffer = kAccess == Access::near ? number : number % kWidePageRows;
       const unsigned offset =
-          is_inside ? row_of_buffer * rows.rows.stride + first * kBytes : kOutside;
+          is_inside ? row_of_buffer * rows.rows.stride + offset_in_row(first) : kOutside;
       if constexpr (sizeof(T) == 1) {
         return __builtin_amdgcn_raw_buffer_load_b8(buffer, offset, 0, 0);
       } else if constexpr (sizeof(T) == 2) {
@@ -437,6 +454,17 @@ struct TileColumns {
   __device__ static Source from_column(const Source& source, int column) {
     Source result = source;
     result.base += column * result.stride;
+    return result;
+  }
+};
+
+// The same in wide packed pages, as rows of all columns.
+struct PackedColumns {
+  using Source = KeyRows<Access::wide_packed_pages>;
+
+  __device__ static Source from_column(const Source& source, int column) {
+    Source result = source;
+    result.rows.base += column * kPieceBytes;
     return result;
   }
 };
@@ -573,8 +601,9 @@ using ValueTileOf = Either<Dtype::kBytes == 4, FloatValueTile<kKeys, 128, kThrea
 
 // How values are reached: a row for each key, or with kAreColumns a column for each number of one.
 template <int kHdim, class Element, Access kAccess, bool kAreColumns>
-using LinesOf =
-    Either<kAreColumns, TileColumns<kHdim, Element, kAccess>, TileRows<kHdim, Element, kAccess>>;
+using LinesOf = Either<
+    kAccess == Access::wide_packed_pages, PackedColumns,
+    Either<kAreColumns, TileColumns<kHdim, Element, kAccess>, TileRows<kHdim, Element, kAccess>>>;
 
 // Columns of a tile of values, up to 128 of them. Lines is how they are reached, Element what they
 // are in memory, and Dtype what products take.
@@ -634,11 +663,75 @@ struct ValueColumns : ValueTileOf<Dtype, kKeyCount, kThreads> {
   }
 };
 
+// The same of values in wide packed pages. A thread loads the pieces of 16 keys and one column,
+// which become two chunks of LDS.
+template <int kKeyCount, int kHdim, class Element, class Dtype, int kThreads>
+struct PackedValueColumns : ValueTileOf<Dtype, kKeyCount, kThreads> {
+  using Base = ValueTileOf<Dtype, kKeyCount, kThreads>;
+  static constexpr int kTileColumns = 128;
+  static_assert(kHdim <= kTileColumns && Dtype::kBytes == 2);
+  static_assert(kKeyCount / kWidePageRows * kTileColumns == kThreads);
+  static constexpr int kBlocks = rounded_up(kHdim, 32) / 32;
+  static constexpr int kPieceKeys = kPieceBytes / Element::kBytes;
+  static constexpr int kLoads = kWidePageRows / kPieceKeys;
+  using Chunk = Words<Element, 8>;
+
+  struct Registers {
+    u32x4 piece[kLoads];
+    int count;  // of the keys that there are from the first of them on
+  };
+
+  struct Source {
+    __amdgpu_buffer_rsrc_t buffer;
+    unsigned offset, distance;  // of the first piece, and from each to the next one
+    int count;
+
+    __device__ void load(Registers& to, int i) const {
+      to.piece[i] = __builtin_amdgcn_raw_buffer_load_b128(buffer, offset, i * distance, 0);
+      to.count = count;
+    }
+  };
+
+  // Eight threads that write at once have columns that lie in different banks.
+  __device__ static int column_of(int thread) {
+    const int n = thread % kTileColumns;
+    if constexpr (kBankChunks == 8) return n / 32 * 32 + n / 4 % 2 * 16 + n / 8 % 4 * 4 + n % 4;
+    else return n / 16 * 16 + n / 2 % 4 * 4 + n / 8 % 2 * 2 + n % 2;
+  }
+
+  __device__ static Source source(const PackedColumns::Source& from, int thread) {
+    const Rows rows = from.known_block();
+    const int column = column_of(thread);
+    const unsigned offset = column < kHdim ? column * kPieceBytes : kOutside;
+    return {endless_buffer(rows), offset, kPieceKeys * rows.stride, rows.count};
+  }
+
+  // Probabilities of keys behind the last one are 0, and what is there might be no number.
+  __device__ static void store(Lds<char> tile, Registers from, int thread) {
+    if (__builtin_expect(from.count < kWidePageRows, 0)) {
+#pragma unroll
+      for (int d = 0; d < 4 * kLoads; ++d) {
+        const int bytes = from.count * Element::kBytes - 4 * d;
+        const unsigned kept = bytes <= 0 ? 0 : bytes >= 4 ? ~0u : (1u << 8 * bytes) - 1;
+        from.piece[d / 4][d % 4] &= kept;
+      }
+    }
+    Chunk chunks[2];
+    __builtin_memcpy(chunks, from.piece, sizeof chunks);
+    const auto first = (unsigned)(tile + Base::place(column_of(thread), thread / kTileColumns * 2));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) *(Lds<u32x4>)(first ^ i * 16) = as_taken<Element, Dtype>(chunks[i]);
+  }
+};
+
 // A tile of values with kHdim up to 128.
 template <int kKeyCount, int kHdim, class Element, class Dtype, Access kAccess, bool kAreColumns,
           int kThreads, bool kIsWide = (kHdim > 128)>
-struct ValueRowTile : ValueColumns<kKeyCount, kHdim, LinesOf<kHdim, Element, kAccess, kAreColumns>,
-                                   Element, Dtype, kThreads> {};
+struct ValueRowTile
+    : Either<kAccess == Access::wide_packed_pages,
+             PackedValueColumns<kKeyCount, kHdim, Element, Dtype, kThreads>,
+             ValueColumns<kKeyCount, kHdim, LinesOf<kHdim, Element, kAccess, kAreColumns>, Element,
+                          Dtype, kThreads>> {};
 
 // With kHdim from 129 to 256 there are two tiles, one behind the other.
 template <int kKeyCount, int kHdim, class Element, class Dtype, Access kAccess, bool kAreColumns,

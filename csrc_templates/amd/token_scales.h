@@ -60,7 +60,7 @@ struct TokenScales {
       const unsigned long of_own_key =
           pages.there(places.page) * pages.stride + places.row * stride;
       return load(from_lane(of_own_key, token));
-    } else if constexpr (kAccess == Access::wide_pages) {
+    } else if constexpr (has_block_places(kAccess)) {
       const auto place = token < 16 ? places.half[0] : places.half[1];
       const long row = place.row + there - smaller(first_key + token / 16 * 16, last);
       return load(pages.there(place.page) * pages.stride + row * stride);

@@ -365,7 +365,7 @@ def forward_kernels(*hdims: tuple[int, int]) -> list[tuple[Any, ...]]:
             ALL_MODIFIERS,
         )
         # Wide pages are for calls without biases and dropout.
-        if access != "wide_pages" or modifiers == NO_MODIFIERS
+        if "wide" not in access or modifiers == NO_MODIFIERS
         for stacks_heads in (False, True)
     ]
 

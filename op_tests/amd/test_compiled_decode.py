@@ -322,7 +322,7 @@ def test_eight_waves(rng, chip, dtype, hdim, page_size, is_packed):
             (4, 8) if blocks == 1 and "8" in dtypes[1] and hdim in (24, 64, 128) else (4,)
         )
         for access in get_args(Access)
-        if access != "packed_pages" or hdim % 16 == 0
+        if access != "wide_packed_pages" and (access != "packed_pages" or hdim % 16 == 0)
         if waves == 4 or is_paged_access(access) or (dtypes[1] == "int8" and hdim <= 64)
         for is_masked in (False, True)
         for has_features in (False, True)

@@ -10,6 +10,7 @@ from jitfmha.bench.report import Progress, Report
 from jitfmha.call.interface import fmha_fwd
 from jitfmha.emulator import emulate
 from jitfmha.emulator.profile import LaunchProfile
+from jitfmha.problem.packed_pages import as_packed
 
 from .modelled_call import add_faults, aligned, estimate_of, take_only, torch_dtype
 
@@ -63,9 +64,7 @@ class PrefillCall:
             # Of what memory held before, large numbers would raise maxima again and again.
             x.copy_(torch.randn(x.shape, generator=generator))
         if self.is_packed:
-            k, v = k.unflatten(-1, (-1, 16)), v.unflatten(1, (-1, 16))
-            k = k.permute(0, 2, 3, 1, 4).contiguous()
-            v = v.permute(0, 3, 1, 4, 2).contiguous()
+            k, v = as_packed("k", k), as_packed("v", v)
         with emulate(self.chip, profile=True, sample=_SAMPLES[self.mask]) as run:
             take_only("own")
             fmha_fwd(q, k, v, **options)

@@ -32,7 +32,7 @@ from .turns import takes_turns, turns_tile
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Access = Literal["near", "far", "paged", "packed_pages", "wide_pages"]
+Access = Literal["near", "far", "paged", "packed_pages", "wide_pages", "wide_packed_pages"]
 
 _HEADERS_OF_TURNS = ("elements.h", "first_page.h")
 _HEADERS = (*_HEADERS_OF_TURNS, "dropout.h", "forward_tasks.h", "row_tiles.h", "scores.h")
@@ -226,6 +226,10 @@ class ForwardTraits(SharedTraits):
         )
         row_blocks, decode_blocks = blocks
         access = access_of(problem, tile)
+        in_turns = not lists_work and takes_turns(problem, arch, are_wide=access != "paged")
+        has_own_template = row_blocks or decode_blocks or in_turns
+        if access == "packed_pages" and not has_own_template and _has_wide_blocks(problem, tile):
+            access = "wide_packed_pages"
         return cls._of(
             problem,
             arch,
@@ -245,7 +249,7 @@ class ForwardTraits(SharedTraits):
             row_blocks=row_blocks,
             decode_blocks=decode_blocks,
             decode_waves=waves_of(problem, arch, are_heads_stacked, compute_units, decode_blocks),
-            takes_turns=(not lists_work and takes_turns(problem, arch, are_wide=access != "paged")),
+            takes_turns=in_turns,
             lists_work=lists_work,
         )
 
@@ -388,13 +392,19 @@ def access_of(problem: Problem, tile: Tile) -> Access:
     if problem.has_packed_pages:
         return "packed_pages"
     if problem.is_paged:
-        # Biases and dropout need the scalar registers that a wave's page would take.
-        # And streamed rows are loaded by lanes that have rows of several pages.
-        is_wide = not (
-            is_far or problem.modifiers.bias or problem.dropout_p or _streams(tile, problem.dtype)
-        )
-        return "wide_pages" if is_wide and problem.seqlen_k % WIDE_PAGE_ROWS == 0 else "paged"
+        return "wide_pages" if not is_far and _has_wide_blocks(problem, tile) else "paged"
     return "far" if is_far else "near"
+
+
+def _has_wide_blocks(problem: Problem, tile: Tile) -> bool:
+    """Whether the threads of a wave load rows of one page, which a buffer reaches."""
+    page_bytes = problem.seqlen_k * problem.hdim_q * element_bytes(problem).kv
+    if problem.has_packed_pages and (problem.dtype == "fp32" or page_bytes >= _BUFFER_REACH):
+        return False
+    # Biases and dropout need the scalar registers that a wave's page would take.
+    # And streamed rows are loaded by lanes that have rows of several pages.
+    needs_registers = problem.modifiers.bias or problem.dropout_p or _streams(tile, problem.dtype)
+    return not needs_registers and problem.seqlen_k % WIDE_PAGE_ROWS == 0
 
 
 def stacks_heads(problem: Problem, tile: Tile, *, are_uneven: bool = False) -> bool:
