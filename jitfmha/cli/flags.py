@@ -420,8 +420,8 @@ def _add_export(commands: Any) -> None:
     many = {"nargs": "+", "type": _several(_hdims), "help": hdims}
     flag("--hdim", "--hdims", metavar="HDIM", **many)
     features = (
-        "compile kernels for calls with these, as plain, bias,dropout for each of two, or "
-        "bias+dropout for both (default: plain)"
+        "compile kernels for calls with these, as bias,dropout for each of two, bias+dropout for "
+        "both, or plain also for what comes ready (default: plain for what does not)"
     )
     flag("--features", nargs="+", type=_several(str), metavar="FEATURES", help=features)
     few = "also compile the forward kernels of few queries, as decoding and GQA have them"

@@ -268,15 +268,17 @@ def forward_passes(
     """What is compiled of forward kernels: what is selected and does not come ready.
 
     Of the kernels that serve a call, that is the one which serves any lengths and heads, and where
-    they are selected those for few queries. Where neither these nor head dimensions, features or a
-    profile are named, all that is selected comes ready.
+    they are selected those for few queries. Where plain calls are named among the features, they
+    get compiled kernels beside those that come ready, which have no windows and no splits of a
+    given number. Where neither few queries nor head dimensions, features or a profile are named,
+    all that is selected comes ready.
 
     Raises ``NotImplementedError``, ``TypeError`` or ``ValueError`` where nothing can be compiled.
     """
     named = selection.hdims, selection.features, selection.subsets, selection.kv_dtype
     if not any((*named, selection.few_queries)):
         return ()
-    served = {_kind_of(kernel) for kernel in ready}
+    served = set() if PLAIN in (selection.features or ()) else {_kind_of(each) for each in ready}
     passes: list[ForwardTraits] = []
     refusals: list[Exception] = []
     for arch, wanted in _combinations(selection, "forward"):

@@ -47,7 +47,7 @@ _DTYPES = (*_READY_DTYPES, "fp32", "int8")
 _COPIED = (
     "build_mha.sh",
     *(f"benchmarks/{x}" for x in ("bench_mha.h", "bench_mha_bwd.cpp", "bench_mha_fwd.cpp")),
-    "benchmarks/hip.h",
+    *(f"benchmarks/{x}" for x in ("hip.h", "numbers.h")),
 )
 _SCORE_DTYPES = ("bool", "bf16", "fp16", "fp32")
 """Those of ``jitfmha::ScoreType``, whose first one has no such name in C++."""

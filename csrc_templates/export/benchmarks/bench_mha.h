@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "hip.h"
+#include "numbers.h"
 
 namespace bench {
 
@@ -170,85 +170,6 @@ class Options {
   bool asks_for_help_ = false;
 };
 
-// ---- Numbers ------------------------------------------------------------------------------------
-
-using Bits = std::uint32_t;  // the lower ones, as many as an element has
-
-inline bool is_fp8(jitfmha::DataType dtype) {
-  return dtype == jitfmha::DataType::fp8_e4m3fnuz || dtype == jitfmha::DataType::fp8_e4m3fn;
-}
-
-inline bool has_8_bits(jitfmha::DataType dtype) {
-  return is_fp8(dtype) || dtype == jitfmha::DataType::int8;
-}
-
-inline jitfmha::DataType output_dtype(jitfmha::DataType dtype) {
-  return has_8_bits(dtype) ? jitfmha::DataType::bf16 : dtype;
-}
-
-inline std::size_t bytes_of(jitfmha::DataType dtype) {
-  return has_8_bits(dtype) ? 1 : dtype == jitfmha::DataType::fp32 ? 4 : 2;
-}
-
-inline double largest_of(jitfmha::DataType dtype) {
-  return dtype == jitfmha::DataType::int8         ? 127
-         : dtype == jitfmha::DataType::fp8_e4m3fn ? 448
-                                                  : 240;
-}
-
-inline const char* name_of(jitfmha::DataType dtype) {
-  constexpr const char* kNames[] = {"bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "fp32", "int8"};
-  return kNames[static_cast<int>(dtype)];
-}
-
-// The bits of a mantissa lie below those of the exponent.
-struct Format {
-  int mantissa_bits, bias, sign_bit;
-};
-
-inline Format format_of(jitfmha::DataType dtype) {
-  switch (dtype) {
-    case jitfmha::DataType::bf16: return {7, 127, 15};
-    case jitfmha::DataType::fp16: return {10, 15, 15};
-    case jitfmha::DataType::fp8_e4m3fnuz: return {3, 8, 7};
-    case jitfmha::DataType::fp8_e4m3fn: return {3, 7, 7};
-    case jitfmha::DataType::fp32: return {23, 127, 31};
-    case jitfmha::DataType::int8: break;  // no such format
-  }
-  return {};
-}
-
-// To nearest even; what is drawn is finite and in the range of all types.
-inline Bits narrowed(double value, jitfmha::DataType dtype) {
-  if (dtype == jitfmha::DataType::int8)
-    return static_cast<Bits>(std::clamp<int>(static_cast<int>(std::nearbyint(value)), -128, 127)) &
-           0xff;
-  const auto [mantissa_bits, bias, sign_bit] = format_of(dtype);
-  int exponent = 0;
-  std::frexp(value, &exponent);
-  const int field = std::max(exponent - 1 + bias, 1);  // 1 also of subnormal numbers
-  const double steps = std::nearbyint(std::ldexp(std::fabs(value), mantissa_bits + bias - field));
-  if (steps == 0) return 0;  // where there is no -0, its bits are a NaN
-  const int bits = ((field - 1) << mantissa_bits) + static_cast<int>(steps);
-  return static_cast<Bits>(value < 0) << sign_bit | static_cast<Bits>(bits);
-}
-
-inline double widened(Bits bits, jitfmha::DataType dtype) {
-  if (dtype == jitfmha::DataType::int8) return static_cast<std::int8_t>(bits);
-  const auto [mantissa_bits, bias, sign_bit] = format_of(dtype);
-  const int one = 1 << mantissa_bits, last_field = (1 << (sign_bit - mantissa_bits)) - 1;
-  const int field = static_cast<int>(bits >> mantissa_bits) & last_field;
-  const int mantissa = static_cast<int>(bits) & (one - 1);
-  const double sign = bits >> sign_bit & 1 ? -1 : 1;
-  if (field == last_field && !is_fp8(dtype)) return mantissa ? std::nan("") : sign * HUGE_VAL;
-  return sign *
-         std::ldexp(field ? mantissa + one : mantissa, std::max(field, 1) - bias - mantissa_bits);
-}
-
-inline void check(const jitfmha::Status& status) {
-  if (!status) throw std::runtime_error(status.text);
-}
-
 // ---- Problems -----------------------------------------------------------------------------------
 
 struct Sequence {
@@ -353,24 +274,9 @@ struct Problem {
     return sum;
   }
 
-  // What dropout multiplies a probability with. The random bytes of 16 keys that follow each other
-  // are those of Philox 4x32-7 (Salmon et al., SC 2011), at the place of the first one.
+  // What dropout multiplies a probability with.
   double kept(std::int64_t n, std::int64_t head, std::int64_t i, std::int64_t j) const {
-    if (args.dropout_p == 0) return 1;
-    const auto low = [](auto x) { return static_cast<std::uint32_t>(x); };
-    std::uint32_t counter[4] = {low(j / 16), low(i), low(n * args.heads_q + head),
-                                low(drop_offset)};
-    std::uint32_t key[2] = {low(drop_seed), low(drop_seed >> 32)};
-    for (int round = 0; round < 7; ++round, key[0] += 0x9e3779b9u, key[1] += 0xbb67ae85u) {
-      const std::uint64_t first = std::uint64_t{0xd2511f53u} * counter[0];
-      const std::uint64_t second = std::uint64_t{0xcd9e8d57u} * counter[2];
-      counter[0] = low(second >> 32) ^ counter[1] ^ key[0];
-      counter[1] = low(second);
-      counter[2] = low(first >> 32) ^ counter[3] ^ key[1];
-      counter[3] = low(first);
-    }
-    const auto byte = counter[j % 16 / 4] >> (j % 4 * 8) & 0xff;
-    return byte <= std::floor(255 * (1 - args.dropout_p)) ? 1 / (1 - args.dropout_p) : 0;
+    return kept_share(args.dropout_p, drop_seed, drop_offset, n * args.heads_q + head, i, j);
   }
 };
 
@@ -550,23 +456,6 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
 
 // ---- Tensors ------------------------------------------------------------------------------------
 
-// The values of a tensor as they lie in memory.
-inline std::vector<std::uint8_t> stored(const std::vector<Bits>& values, jitfmha::DataType dtype) {
-  const std::size_t size = bytes_of(dtype);
-  std::vector<std::uint8_t> bytes(values.size() * size);
-  for (std::size_t i = 0; i < values.size(); ++i) std::memcpy(&bytes[i * size], &values[i], size);
-  return bytes;
-}
-
-// The same of a tensor on the device.
-inline std::vector<Bits> values_of(const hip::Memory& memory, jitfmha::DataType dtype) {
-  const std::size_t size = bytes_of(dtype);
-  const std::vector<std::uint8_t> bytes = memory.content<std::uint8_t>();
-  std::vector<Bits> values(bytes.size() / size, 0);
-  for (std::size_t i = 0; i < values.size(); ++i) std::memcpy(&values[i], &bytes[i * size], size);
-  return values;
-}
-
 // The place of a row in memory.
 inline std::size_t place(const jitfmha::Strides& strides, std::int64_t batch, std::int64_t head,
                          std::int64_t row) {
@@ -613,12 +502,6 @@ inline std::vector<Bits> drawn(const Options& options, jitfmha::DataType dtype, 
     values[i] = narrowed(value, dtype);
   }
   return values;
-}
-
-inline std::vector<double> widened(const std::vector<Bits>& values, jitfmha::DataType dtype) {
-  std::vector<double> wide;
-  for (const Bits each : values) wide.push_back(widened(each, dtype));
-  return wide;
 }
 
 // A tensor of random values, on the host and on the device. Batches lie one behind the other.
