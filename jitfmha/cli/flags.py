@@ -43,7 +43,8 @@ def parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for add in (
         *(_add_demo, _add_doctor, _add_explain, _add_kernels, _add_hsa, _add_build, _add_export),
-        *(_add_cache, _add_tune, _add_bench, _add_hip, _add_profile, _add_run_kernel, _add_replay),
+        *(_add_cache, _add_tune, _add_bench, _add_hip, _add_profile, _add_run_kernel),
+        *(_add_run_program, _add_replay),
     ):
         add(commands)
     return parser
@@ -618,6 +619,19 @@ def _add_profile(commands: Any) -> None:
     flag("--sample", type=_from(1, 31), metavar="N", help=sample)
     assumed = "estimate the time of a launch of N workgroups (default: as launched)"
     flag("--assume-workgroups", type=_from(0, 31), default=0, metavar="N", help=assumed)
+
+
+def _add_run_program(commands: Any) -> None:
+    text = "run a program that uses the HIP runtime on the emulator"
+    parser = commands.add_parser(
+        "run-program",
+        help=text,
+        description="Run a program that finds the HIP runtime as libamdhip64.so, with the emulator "
+        "in its place. Its HIP events have the times of launches by the cost model. The exit code "
+        "is the program's.",
+    )
+    parser.add_argument("program", metavar="PROGRAM")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its own")
 
 
 def _add_run_kernel(commands: Any) -> None:

@@ -67,7 +67,7 @@ inline const std::vector<Option>& common_options() {
       {"drop_seed", "1", "of dropout's random numbers"},
       {"drop_offset", "0", "the same"},
       {"drop_prefs", "0", "0, 1: no meaning here: seed and offset always are on the GPU"},
-      {"timer", "gpu", "gpu, cpu: no meaning here: the time is that of the host for all launches"},
+      {"timer", "gpu", "gpu: events of the GPU time the launches, cpu: the host does"},
       {"kname", "0", "1: print the kernel's name"},
       {"v3_bf16_cvt", "1",
        "float32 becomes bf16 by 0, as by nothing: RTNE, 1: RTNA, 2: RTZ, where there is such a "
@@ -407,7 +407,6 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
   problem.drop_seed = static_cast<std::uint64_t>(options.number("drop_seed"));
   problem.drop_offset = static_cast<std::uint64_t>(options.number("drop_offset"));
   options.flag("drop_prefs");
-  options.choice("timer", {{"gpu"}, {"cpu"}});
 
   const std::vector<std::int64_t> given_q = options.numbers("s");
   const std::vector<std::int64_t> given_k = options.numbers("s_k");
@@ -551,6 +550,10 @@ struct Inputs {
     save(options, "block_table", pages.content<std::int32_t>());
   }
 
+  std::size_t bytes() const {
+    return q.memory.bytes() + k.memory.bytes() + v.memory.bytes() + scores.bytes();
+  }
+
   void put_into(jitfmha::MhaArgs& args, const hip::Memory& workspace) const {
     args.q = q.memory.get();
     args.k = k.memory.get();
@@ -685,24 +688,31 @@ inline Forward forward_of(const Problem& problem, const Inputs& inputs,
 
 // ---- Runs ---------------------------------------------------------------------------------------
 
-// Seconds of a launch, those of the host included where they are longer.
+// Seconds of a launch: by events of the GPU, or by the host's clock until all are done.
 template <class Launch>
 double seconds_of(const Options& options, const Launch& launch) {
+  const bool by_host = options.choice("timer", {{"gpu"}, {"cpu"}}) == 1 && !hip::is_emulated();
   const std::int64_t repeat = options.number("repeat");
-  if (repeat == 0) return 0;
-  for (std::int64_t i = 0; i < options.number("warmup"); ++i) launch();
+  // By the emulator's clock every launch takes as long.
+  const std::int64_t warmup = hip::is_emulated() ? 0 : options.number("warmup");
+  const std::int64_t count = hip::is_emulated() ? std::min<std::int64_t>(repeat, 1) : repeat;
+  if (count == 0) return 0;
+  for (std::int64_t i = 0; i < warmup; ++i) launch();
   hip::synchronize();
-  const auto begin = std::chrono::steady_clock::now();
-  for (std::int64_t i = 0; i < repeat; ++i) launch();
+  hip::Event begin, end;
+  const auto begin_here = std::chrono::steady_clock::now();
+  begin.record();
+  for (std::int64_t i = 0; i < count; ++i) launch();
+  end.record();
   hip::synchronize();
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
-  return taken.count() / static_cast<double>(repeat);
+  const std::chrono::duration<double> here = std::chrono::steady_clock::now() - begin_here;
+  return (by_host ? here.count() : end.seconds_since(begin)) / static_cast<double>(count);
 }
 
 // Launches, and prints what is known before the results are.
 template <class Launch>
 void run_and_time(const Options& options, const Problem& problem, const jitfmha::MhaPlan& plan,
-                  std::int64_t columns, const Launch& launch) {
+                  std::int64_t columns, std::size_t bytes, const Launch& launch) {
   const jitfmha::MhaArgs& args = problem.args;
   launch();
   hip::synchronize();
@@ -715,21 +725,25 @@ void run_and_time(const Options& options, const Problem& problem, const jitfmha:
   std::printf("%s", text.str().c_str());
   const double seconds = seconds_of(options, launch);
   if (seconds == 0) return;
+  const std::string device = hip::device_name(static_cast<int>(options.number("device")));
   const double operations = 2 * problem.visible_pairs() * static_cast<double>(args.heads_q) *
                             static_cast<double>(columns);
-  const bool is_emulated = hip::is_emulated();
   const double tflops = operations / seconds * 1e-12;
-  if (is_emulated)
-    std::printf(
-        ", emulated in %.4f s, which says nothing of a GPU: the model's time of a launch is "
-        "what python -m jitfmha profile says",
-        seconds);
-  else std::printf(", %.4f ms, %.2f TFLOP/s", seconds * 1e3, tflops);
+  const double gbytes = static_cast<double>(bytes) / seconds * 1e-9;
+  const bool is_known = !std::isnan(seconds);
+  if (is_known) std::printf(", %.4f ms, %.2f TFLOP/s, %.2f GB/s", seconds * 1e3, tflops, gbytes);
+  if (hip::is_emulated())
+    std::printf(is_known ? " by the cost model of %s"
+                         : ", %s is emulated, with no time: python -m jitfmha run-program has that "
+                           "of the cost model",
+                device.c_str());
   if (!options.flag("json")) return;
   std::ofstream file(options.text("jsonfile"));
-  file << "{\"problem\": \"" << text.str() << "\", \"seconds\": " << seconds
-       << ", \"emulated\": " << (is_emulated ? "true" : "false");
-  if (!is_emulated) file << ", \"tflops\": " << tflops;
+  file << "{\"problem\": \"" << text.str() << "\", \"device\": \"" << device
+       << "\", \"emulated\": " << (hip::is_emulated() ? "true" : "false");
+  if (is_known)
+    file << ", \"seconds\": " << seconds << ", \"tflops\": " << tflops
+         << ", \"gb_per_second\": " << gbytes;
   file << "}\n";
   if (!file.flush()) throw std::runtime_error("cannot write to " + options.text("jsonfile"));
 }
@@ -757,11 +771,14 @@ inline bool compare(const Result& result, const std::vector<double>& exact) {
 }
 
 // Launches, times, saves, and compares with `exact()`, which has the exact values of each result.
+// The launch reads so many bytes and writes the results.
 template <class Launch, class Exact>
 bool run_and_compare(const Options& options, const Problem& problem, const jitfmha::MhaPlan& plan,
-                     std::int64_t columns, const Launch& launch, const std::vector<Result>& results,
-                     const Exact& exact) {
-  run_and_time(options, problem, plan, columns, launch);
+                     std::int64_t columns, std::size_t bytes_read, const Launch& launch,
+                     const std::vector<Result>& results, const Exact& exact) {
+  std::size_t bytes = bytes_read;
+  for (const Result& each : results) bytes += each.memory.bytes();
+  run_and_time(options, problem, plan, columns, bytes, launch);
   for (const Result& each : results) save(options, each.name, each.memory.content<std::uint8_t>());
   bool is_good = true;
   if (options.number("v")) {

@@ -130,7 +130,7 @@ bool run(const Options& options) {
   std::vector<Result> results = {{"out", device_out, out_dtype, allowed_error(args.dtype)}};
   if (args.lse) results.push_back({"lse", device_lse, jitfmha::DataType::fp32, 1e-3});
   return run_and_compare(
-      options, problem, plan, args.hdim_q + args.hdim_v,
+      options, problem, plan, args.hdim_q + args.hdim_v, inputs.bytes(),
       [&] { check(jitfmha::mha_fwd(args, nullptr)); }, results,
       [&] {
         Forward exact = forward_of(problem, inputs, args.out_strides);
