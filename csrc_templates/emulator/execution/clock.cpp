@@ -59,7 +59,8 @@ void put_clock_forward(const std::string& profile) {
   const std::string answer = read_line(clock.hears);
   char* end = nullptr;
   const double seconds = std::strtod(answer.c_str(), &end);
-  if (end == answer.c_str()) throw std::runtime_error("the model has no time of a launch: " + answer);
+  if (end == answer.c_str())
+    throw std::runtime_error("the model has no time of a launch: " + answer);
   clock.seconds += seconds;
 }
 
