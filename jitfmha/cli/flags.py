@@ -410,8 +410,11 @@ def _add_export(commands: Any) -> None:
     flag("--arch", action="append", required=True, choices=_ARCHS, help="may be given twice")
     folder = "absent, empty, or an earlier export"
     flag("-o", "--output", type=Path, required=True, metavar="DIR", help=folder)
-    profile = "also compile what a profile of `build` has, the flags below in place of its parts"
-    flag("--profile", choices=PROFILE_NAMES, metavar="NAME", help=profile)
+    profile = (
+        "also compile what a profile or a receipt of `build` has, the flags below in place of its "
+        "parts"
+    )
+    flag("--profile", type=_profile, metavar="NAME", help=profile)
     flag("--direction", nargs="+", choices=_DIRECTIONS, help="(default: both)")
     dtypes = "(default: bf16 fp16 fp8); backward has neither fp8 nor int8"
     flag("--dtype", nargs="+", choices=["bf16", "fp16", "fp8", "fp32", "int8"], help=dtypes)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from .. import jit
 from ..ahead.combination import NAMED_FEATURES, Combination, check_combination, known
 from ..ahead.profiles import PLAIN, PROFILES, Features, Subset
+from ..ahead.receipts import UNIVERSE, Receipt, allows, receipt_named
 from ..amd.chips import Arch, architecture, chip
 from ..amd.code_object import CodeObjectError
 from ..amd.manifest import AnyRow, KernelRow
@@ -29,6 +30,7 @@ from ..kernels.compiled.traits import (
 from ..kernels.ready.backward.kernels import kernels_of
 from ..kernels.ready.backward.limits import FAR_STRIDE_BYTES
 from ..kernels.rules import reasons_of
+from ..planning.specification import signature_of
 from ..problem.arguments import Bf16Cvt
 from ..problem.dtypes import EIGHT_BIT_NAMES, FP8_NAMES
 from ..problem.features import Feature
@@ -72,6 +74,7 @@ class Selection(NamedTuple):
         kv_dtype: that of keys and values of such calls, where it is another one, of 8 bits.
         subsets: what is compiled, in place of what the other fields say of it.
         few_queries: whether forward calls of few queries get kernels of their own, too.
+        receipt: what is compiled passes it.
     """
 
     arches: tuple[Arch, ...]
@@ -85,12 +88,16 @@ class Selection(NamedTuple):
     subsets: tuple[Subset, ...] = ()
     kv_dtype: str | None = None
     few_queries: bool = False
+    receipt: Receipt | None = None
 
 
 def selection_of(
     arches: tuple[Arch, ...], profile: str | None, chosen: Mapping[str, Any]
 ) -> Selection:
-    """Select what a profile has, with what is chosen in place of its parts, by ``Selection``."""
+    """Select what a profile has, with what is chosen in place of its parts, by ``Selection``.
+
+    Or what a receipt has, by its name. Raises ``ValueError`` where there is no such profile.
+    """
     if profile is None:
         return Selection(arches, **chosen)
     of_all = "bf16_cvts", "kv_dtype", "few_queries"
@@ -105,8 +112,10 @@ def selection_of(
         )
     if "masks" in given:
         given["masks"] = tuple(MASKS[x] for x in given["masks"])
-    subsets = tuple(each._replace(**given) for each in PROFILES[profile])
-    return Selection(arches, **chosen, subsets=subsets)
+    receipt = None if profile in PROFILES else receipt_named(profile)
+    of_profile = PROFILES[profile] if receipt is None else UNIVERSE
+    subsets = tuple(each._replace(**given) for each in of_profile)
+    return Selection(arches, **chosen, subsets=subsets, receipt=receipt)
 
 
 def features_named(text: str) -> Features:
@@ -371,6 +380,9 @@ def _combinations(selection: Selection, direction: Direction) -> Iterator[tuple[
 def _problems(selection: Selection, wanted: Combination, arch: Arch) -> Iterator[Problem]:
     """A problem for each rounding; raises what such a call would."""
     check_combination(wanted)
+    receipt = selection.receipt
+    if receipt is not None and not allows(receipt, signature_of(wanted.problem())):
+        return
     for cvt in selection.bf16_cvts or _CVTS_OF_COMPILED:
         problem = wanted.problem()._replace(bf16_cvt=cvt)
         for reason in reasons_of(RULES, problem, arch):
