@@ -19,18 +19,21 @@ from jitfmha.cli.output import table
 
 # Another vendor's GPU is none for these calls.
 DEVICE = torch.device("cuda" if torch.version.hip and torch.cuda.is_available() else "cpu")
-KEY_HEADS = {"mha": lambda heads: heads, "gqa": lambda heads: 3, "mqa": lambda heads: 1}
+MHA_TYPES = ("mha", "gqa", "mqa")
 BIAS_TYPES = ("no", "bias", "alibi")
 _REPEATS = 5
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a line of a script's table is about, beside the lengths; ``gqa`` has three key heads.
+    """What a line of a script's table is about, beside the lengths.
 
     Attributes:
+        mha_type: ``gqa`` has three key heads, or where these do not divide the query heads, as many
+            as are nearest to them.
         local: with a window that is drawn.
         repeats: how often the call is timed.
+        gqa_ratio: query heads of a key head, in place of ``mha_type``; 0: as that says.
     """
 
     dtype: str = "bf16"
@@ -44,15 +47,18 @@ class Asked:
     bias_type: str = "no"
     dropout_p: float = 0.0
     repeats: int = 0
+    gqa_ratio: int = 0
 
     @property
     def heads_k(self) -> int:
-        count = KEY_HEADS[self.mha_type](self.heads)
-        if self.heads % count:
-            raise ValueError(
-                f"{self.heads} query heads cannot share {count} key heads ({self.mha_type})"
-            )
-        return count
+        heads = self.heads
+        if self.gqa_ratio:
+            if heads % self.gqa_ratio:
+                raise ValueError(f"{heads} query heads are no multiple of {self.gqa_ratio} (-gr)")
+            return heads // self.gqa_ratio
+        if self.mha_type == "gqa":
+            return min((n for n in range(1, heads + 1) if heads % n == 0), key=lambda n: abs(n - 3))
+        return heads if self.mha_type == "mha" else 1
 
     def mask(self, seqlen_k: int, rng: torch.Generator) -> dict[str, Any]:
         """The arguments of AITER's functions."""
@@ -210,8 +216,10 @@ def add_shared_options(parser: argparse.ArgumentParser) -> None:
 def add_lists(parser: argparse.ArgumentParser, mha_type: str, dtype: str) -> None:
     """The two whose short names differ."""
     parser.add_argument(
-        *(mha_type, "--mha_type"), nargs="+", choices=list(KEY_HEADS), default=list(KEY_HEADS)
+        *(mha_type, "--mha_type"), nargs="+", choices=MHA_TYPES, default=list(MHA_TYPES)
     )
+    ratio = "query heads of each key head, in place of --mha_type"
+    parser.add_argument("-gr", "--gqa_ratio", type=int, nargs="+", help=ratio)
     parser.add_argument(
         *(dtype, "--dtype"), nargs="+", choices=list(DTYPES), default=["bf16", "fp16"]
     )
@@ -233,10 +241,18 @@ def _boolean(text: str) -> bool:
 def run_all(args: argparse.Namespace, check_one: Callable[[Asked], Checked]) -> int:
     """Every combination of the lists, a line each; the exit code is 1 if an error is too large."""
     rows: list[Checked] = []
-    listed = ("dtype", "hdims", "mha_type", "causal", "local", "deterministic")
+    shared = "gqa_ratio" if args.gqa_ratio else "mha_type"
+    listed = ("dtype", "hdims", shared, "causal", "local", "deterministic")
     for combination in product(*(getattr(args, name) for name in listed)):
-        rest = args.nheads, args.input_layout, args.bias_type, args.dropout_p, _REPEATS
-        rows.append(check_one(Asked(*combination, *rest)))
+        asked = Asked(
+            **dict(zip(listed, combination, strict=True)),
+            heads=args.nheads,
+            layout=args.input_layout,
+            bias_type=args.bias_type,
+            dropout_p=args.dropout_p,
+            repeats=_REPEATS,
+        )
+        rows.append(check_one(asked))
         print(_shown(rows[-1]), flush=True)
     names = [field.name.replace("_", " ") for field in fields(Checked)]
     print(table((*names, "holds"), [_cells(row) for row in rows]))

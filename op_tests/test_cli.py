@@ -27,7 +27,7 @@ from jitfmha.problem.problem import Problem
 _SHAPE = "seqlen=3,dtype=fp32"
 COMMANDS = (
     *("demo", "doctor", "explain", "kernels", "build", "cache", "bench", "profile"),
-    *("run-kernel", "hsa", "replay", "export", "tune", "hip"),
+    *("run-kernel", "run-program", "hsa", "replay", "export", "tune", "hip"),
 )
 
 

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from jitfmha.export.folder import ForeignFilesError, publish
-from jitfmha.export.kernels import Selection, forward_kernels, forward_passes
+from jitfmha.export.kernels import (
+    Selection,
+    backward_passes,
+    features_of,
+    forward_kernels,
+    forward_passes,
+    selection_of,
+)
 
 SMALL = ("export", "--arch", "gfx942", "--direction", "forward", "--hdim", "64", "--dtype", "fp16")
 FILES = {"a/b.h": "1", "exported.json": json.dumps({"files": ["a/b.h"]})}
@@ -97,7 +104,7 @@ def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
 
 
 def test_what_a_profile_has(tmp_path, run):
-    """The flags take the place of its parts, and what comes ready is not compiled."""
+    """The flags take the place of its parts; plain calls that are named get compiled kernels."""
     flags = ("--arch", "gfx942", "--profile", "training", "--hdims", "64,24", "--dtype", "fp16")
     few = ("--mask", "none", "--mode", "gm0", "--features", "alibi+dropout,plain")
     said = run("export", *flags, *few, "--json", "-o", tmp_path / "library").json["kernels"]
@@ -105,9 +112,10 @@ def test_what_a_profile_has(tmp_path, run):
     assert compiled == sorted(
         f"fmha_{way}_compiled_hd{hdims}_fp16_{words}gm0_gfx942"
         for way, hdims, words in (
-            *(("fwd", "24x24", words) for words in ("", "alibi_dropout_")),
-            *(("fwd", "64x64", "alibi_dropout_"),),
-            *(("bwd", f"{n}x{n}", words) for n in (24, 64) for words in ("", "alibi_dropout_")),
+            (way, f"{n}x{n}", words)
+            for way in ("fwd", "bwd")
+            for n in (24, 64)
+            for words in ("", "alibi_dropout_")
         )
     )
     assert len(said) > len(compiled)
@@ -125,3 +133,16 @@ def test_kernels_of_few_queries():
     assert sum("decode" in x.name for x in forward_passes(wide, ())) == 3
     biased = selection._replace(features=(("bias",),))
     assert not any("decode" in x.name for x in forward_passes(biased, ()))
+
+
+@pytest.mark.parametrize(("receipt", "has_forward"), [("flash_fwd", True), ("3", False)])
+def test_receipts_say_what_is_compiled(receipt, has_forward):
+    selection = selection_of(("gfx942",), receipt, {"hdims": ((96, 96),), "modes": ("gm1",)})
+    forward, backward = forward_passes(selection, ()), backward_passes(selection)
+    assert (bool(forward), bool(backward)) == (has_forward, not has_forward)
+    for each in (*forward, *backward):
+        assert (each.dtype in ("bf16", "fp16"), each.hdim_q, each.mode) == (True, 96, "gm1")
+    # CK's flash-attn has slopes and no bias; its backward all that there is.
+    words = {word for each in (*forward, *backward) for word in features_of(each).split("+")}
+    assert {"alibi", "dropout"} <= words
+    assert ("bias_bf16" in words) != has_forward

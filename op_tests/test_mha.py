@@ -28,7 +28,13 @@ from mha_calls import (
 from jitfmha.aiter import flash_attn_func
 from jitfmha.problem.float64_reference import attention
 
-_LAYOUTS = {"BSHD": "bshd", "BHSD": "bhsd", "SBHD": "sbhd", "QKVPACKED": "packed"}
+_LAYOUTS = {
+    "BSHD": "bshd",
+    "BHSD": "bhsd",
+    "SBHD": "sbhd",
+    "QKVPACKED": "packed",
+    "KVPACKED": "bshd",
+}
 
 
 def check_batch(
@@ -38,11 +44,16 @@ def check_batch(
     batch: int = 2,
     seqlen_q: int = 33,
     seqlen_k: int = 65,
+    num_splits: int = 0,
 ) -> Checked:
     (hdim, hdim_v), sizes = asked.hdims, (seqlen_q, seqlen_k, asked.heads, asked.heads_k)
     options = {"hdim": hdim, "hdim_v": hdim_v, "dtype": DTYPES[asked.dtype]}
     qkv = random_qkv(rng, sizes, batch=batch, **options)
     q, k, v = (lay_out(x, _LAYOUTS[asked.layout]) for x in qkv)
+    if asked.layout == "KVPACKED":
+        if hdim != hdim_v:
+            raise ValueError(f"KVPACKED needs equal head dimensions, got {asked.hdims}")
+        k, v = torch.stack((k, v), 2).unbind(2)
     dout = torch.randn(batch, seqlen_q, asked.heads, hdim_v, generator=rng).to(q.dtype)
     mask = asked.mask(seqlen_k, rng)
     bias = slopes = None
@@ -67,6 +78,7 @@ def check_batch(
         pairs=batch * seqlen_q * seqlen_k,
         bias=bias,
         alibi_slopes=slopes,
+        num_splits=num_splits,
     )
 
 
@@ -103,11 +115,14 @@ def main() -> int:
     parser.add_argument("-k", "--seqlen_k", type=int, default=512)
     parser.add_argument("-p", "--dropout_p", type=float, default=0.0)
     parser.add_argument("-i", "--input_layout", choices=list(_LAYOUTS), default="BSHD")
+    splits = "of the keys; 0: as many as pay. What is computed does not depend on it"
+    parser.add_argument("-ns", "--num_splits", type=int, default=0, help=splits)
     add_shared_options(parser)
     add_lists(parser, "-m", "-d")
     args = parser.parse_args()
     rng = torch.Generator().manual_seed(args.seed)
     sizes = {"batch": args.batch_size, "seqlen_q": args.seqlen_q, "seqlen_k": args.seqlen_k}
+    sizes["num_splits"] = args.num_splits
     return run_all(args, partial(check_batch, rng, **sizes))
 
 

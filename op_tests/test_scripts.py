@@ -52,11 +52,13 @@ def test_what_nobody_wrote_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("name", "lengths"), [("test_mha", ("-q", "5", "-k", "9")), ("test_mha_varlen", ("-s", "9,9"))]
+    ("name", "flags", "rows"),
+    [
+        ("test_mha", "-q 5 -k 9 -n 3 -gr 1 3 -ns 2 -i KVPACKED -d bf16", 2),
+        ("test_mha_varlen", "-s 9,9 -nh 7 -dt bf16", 3),
+    ],
 )
-def test_scripts_of_calls(name, lengths):
-    dtype = "-d" if name == "test_mha" else "-dt"
-    heads = "-n" if name == "test_mha" else "-nh"
-    flags = (*lengths, heads, "3", "-d_qk_v", "64,64", "-c", "true", "-l", "false", dtype, "bf16")
-    process = run_python(_HERE / f"{name}.py", *flags, "-det", "false", cwd=ROOT)
-    assert [line.split()[-1] for line in process.stdout.splitlines()[-3:]] == ["yes"] * 3
+def test_scripts_of_calls(name, flags, rows):
+    flags += " -d_qk_v 64,64 -c true -l false -det false"
+    process = run_python(_HERE / f"{name}.py", *flags.split(), cwd=ROOT)
+    assert [line.split()[-1] for line in process.stdout.splitlines()[-rows:]] == ["yes"] * rows

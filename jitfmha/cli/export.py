@@ -6,27 +6,15 @@ import argparse
 from itertools import chain
 from typing import Any
 
-from ..export import export, features_named, selection_of
+from ..export import Selection, export, features_named, selection_of
 from .exit_codes import OK, UsageError
 from .output import print_json, progress
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the library, and say what it holds."""
-    flags = ("direction", "dtype", "mask", "mode", "bf16_cvt")
-    given = ((f"{flag}s", getattr(args, flag)) for flag in flags)
-    chosen: dict[str, Any] = {name: tuple(x) for name, x in given if x is not None}
-    for name in ("kv_dtype", "bias_dtype"):
-        if getattr(args, name) is not None:
-            chosen[name] = getattr(args, name)
-    if args.few_queries:
-        chosen["few_queries"] = True
-    if args.hdim is not None:
-        chosen["hdims"] = tuple(chain.from_iterable(args.hdim))
     try:
-        if args.features is not None:
-            chosen["features"] = tuple(map(features_named, chain.from_iterable(args.features)))
-        selection = selection_of(tuple(dict.fromkeys(args.arch)), args.profile, chosen)
+        selection = selected(args)
         names = export(
             selection,
             args.output,
@@ -40,3 +28,20 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"{args.output}: {len(names)} kernels for {' and '.join(selection.arches)}")
     return OK
+
+
+def selected(args: argparse.Namespace) -> Selection:
+    """What the flags select. Raises ``ValueError`` for a feature that there is none of."""
+    flags = ("direction", "dtype", "mask", "mode", "bf16_cvt")
+    given = ((f"{flag}s", getattr(args, flag)) for flag in flags)
+    chosen: dict[str, Any] = {name: tuple(x) for name, x in given if x is not None}
+    for name in ("kv_dtype", "bias_dtype"):
+        if getattr(args, name) is not None:
+            chosen[name] = getattr(args, name)
+    if args.few_queries:
+        chosen["few_queries"] = True
+    if args.hdim is not None:
+        chosen["hdims"] = tuple(chain.from_iterable(args.hdim))
+    if args.features is not None:
+        chosen["features"] = tuple(map(features_named, chain.from_iterable(args.features)))
+    return selection_of(tuple(dict.fromkeys(args.arch)), args.profile, chosen)

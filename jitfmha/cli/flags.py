@@ -44,7 +44,8 @@ def parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for add in (
         *(_add_demo, _add_doctor, _add_explain, _add_kernels, _add_hsa, _add_build, _add_export),
-        *(_add_cache, _add_tune, _add_bench, _add_hip, _add_profile, _add_run_kernel, _add_replay),
+        *(_add_cache, _add_tune, _add_bench, _add_hip, _add_profile, _add_run_kernel),
+        *(_add_run_program, _add_replay),
     ):
         add(commands)
     return parser
@@ -410,8 +411,11 @@ def _add_export(commands: Any) -> None:
     flag("--arch", action="append", required=True, choices=_ARCHS, help="may be given twice")
     folder = "absent, empty, or an earlier export"
     flag("-o", "--output", type=Path, required=True, metavar="DIR", help=folder)
-    profile = "also compile what a profile of `build` has, the flags below in place of its parts"
-    flag("--profile", choices=PROFILE_NAMES, metavar="NAME", help=profile)
+    profile = (
+        "also compile what a profile or a receipt of `build` has, the flags below in place of its "
+        "parts"
+    )
+    flag("--profile", type=_profile, metavar="NAME", help=profile)
     flag("--direction", nargs="+", choices=_DIRECTIONS, help="(default: both)")
     dtypes = "(default: bf16 fp16 fp8); backward has none of 8 bits"
     flag("--dtype", nargs="+", choices=["bf16", "fp16", *_EIGHT_BITS, "fp32"], help=dtypes)
@@ -421,8 +425,9 @@ def _add_export(commands: Any) -> None:
     many = {"nargs": "+", "type": _several(_hdims), "help": hdims}
     flag("--hdim", "--hdims", metavar="HDIM", **many)
     features = (
-        "compile kernels for calls with these, as plain, bias,dropout for each of two, or "
-        "bias+dropout for both; append: those that append keys to caches (default: plain)"
+        "compile kernels for calls with these, as bias,dropout for each of two, bias+dropout for "
+        "both, plain also for what comes ready, or append for those that append keys to caches "
+        "(default: plain for what does not come ready)"
     )
     flag("--features", nargs="+", type=_several(str), metavar="FEATURES", help=features)
     bias = "of a bias that is added (default: that of the output)"
@@ -621,6 +626,19 @@ def _add_profile(commands: Any) -> None:
     flag("--sample", type=_from(1, 31), metavar="N", help=sample)
     assumed = "estimate the time of a launch of N workgroups (default: as launched)"
     flag("--assume-workgroups", type=_from(0, 31), default=0, metavar="N", help=assumed)
+
+
+def _add_run_program(commands: Any) -> None:
+    text = "run a program that uses the HIP runtime on the emulator"
+    parser = commands.add_parser(
+        "run-program",
+        help=text,
+        description="Run a program that finds the HIP runtime as libamdhip64.so, with the emulator "
+        "in its place. Its HIP events have the times of launches by the cost model. The exit code "
+        "is the program's.",
+    )
+    parser.add_argument("program", metavar="PROGRAM")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its own")
 
 
 def _add_run_kernel(commands: Any) -> None:

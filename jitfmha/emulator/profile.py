@@ -13,6 +13,7 @@ launch put together from them (estimate.py). `LaunchProfile` prints them with wh
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -425,6 +426,11 @@ _SUMMED = (
     *("lds_bytes", "lds_cycles", "lds_conflict_cycles"),
     *("global_bytes", "cache_lines", "scratch_bytes"),
 )
+
+
+def profile_from(text: str | bytes) -> LaunchProfile:
+    """The profile of a launch from the JSON that the emulator makes of it."""
+    return _launch(json.loads(text))
 
 
 def _work(rows: Sequence[Mapping[str, Any]]) -> Work:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from .. import jit
 from ..ahead.combination import NAMED_FEATURES, Combination, check_combination, known
 from ..ahead.profiles import PLAIN, PROFILES, Features, Subset
+from ..ahead.receipts import UNIVERSE, Receipt, allows, receipt_named
 from ..amd.chips import Arch, architecture, chip
 from ..amd.code_object import CodeObjectError
 from ..amd.manifest import AnyRow, KernelRow
@@ -35,6 +36,7 @@ from ..kernels.compiled.turns import takes_turns
 from ..kernels.ready.backward.kernels import kernels_of
 from ..kernels.ready.backward.limits import FAR_STRIDE_BYTES
 from ..kernels.rules import reasons_of
+from ..planning.specification import signature_of
 from ..problem.arguments import Bf16Cvt
 from ..problem.dtypes import BF8_NAMES, EIGHT_BIT_NAMES, FP8_NAMES
 from ..problem.features import Feature
@@ -74,6 +76,7 @@ class Selection(NamedTuple):
         subsets: what is compiled, in place of what the other fields say of it.
         few_queries: whether forward calls of few queries get kernels of their own, too.
         appends: whether keys are appended to caches, by kernels of their own.
+        receipt: what is compiled passes it.
     """
 
     arches: tuple[Arch, ...]
@@ -89,6 +92,7 @@ class Selection(NamedTuple):
     few_queries: bool = False
     appends: bool = False
     bias_dtype: str | None = None
+    receipt: Receipt | None = None
 
 
 def selection_of(
@@ -96,7 +100,9 @@ def selection_of(
 ) -> Selection:
     """Select what a profile has, with what is chosen in place of its parts, by ``Selection``.
 
-    Of the features ``append`` stands for ``appends``.
+    Or what a receipt has, by its name. Of the features ``append`` stands for ``appends``.
+
+    Raises ``ValueError`` where there is no such profile.
     """
     features = chosen.get("features", ())
     if (APPEND,) in features:
@@ -116,8 +122,10 @@ def selection_of(
         )
     if "masks" in given:
         given["masks"] = tuple(MASKS[x] for x in given["masks"])
-    subsets = tuple(each._replace(**given) for each in PROFILES[profile])
-    return Selection(arches, **chosen, subsets=subsets)
+    receipt = None if profile in PROFILES else receipt_named(profile)
+    of_profile = PROFILES[profile] if receipt is None else UNIVERSE
+    subsets = tuple(each._replace(**given) for each in of_profile)
+    return Selection(arches, **chosen, subsets=subsets, receipt=receipt)
 
 
 def features_named(text: str) -> Features:
@@ -297,15 +305,17 @@ def forward_passes(
     """What is compiled of forward kernels: what is selected and does not come ready.
 
     Of the kernels that serve a call, that is the one which serves any lengths and heads, with keys
-    in pages the one for many queries, and where they are selected those for few. Where neither
-    these nor head dimensions, features or a profile are named, all that is selected comes ready.
+    in pages the one for many queries, and where they are selected those for few. Where plain calls
+    are named among the features, they get compiled kernels beside those that come ready, which have
+    no windows and no splits of a given number. Where neither few queries nor head dimensions,
+    features or a profile are named, all that is selected comes ready.
 
     Raises ``NotImplementedError``, ``TypeError`` or ``ValueError`` where nothing can be compiled.
     """
     named = selection.hdims, selection.features, selection.subsets, selection.kv_dtype
     if not any((*named, selection.few_queries)):
         return ()
-    served = {_kind_of(kernel) for kernel in ready}
+    served = set() if PLAIN in (selection.features or ()) else {_kind_of(each) for each in ready}
     passes: list[ForwardTraits] = []
     refusals: list[Exception] = []
     for arch, wanted in _combinations(selection, "forward"):
@@ -422,6 +432,9 @@ def _combinations(selection: Selection, direction: Direction) -> Iterator[tuple[
 def _problems(selection: Selection, wanted: Combination, arch: Arch) -> Iterator[Problem]:
     """A problem for each rounding; raises what such a call would."""
     check_combination(wanted)
+    receipt = selection.receipt
+    if receipt is not None and not allows(receipt, signature_of(wanted.problem())):
+        return
     for cvt in selection.bf16_cvts or _CVTS_OF_COMPILED:
         problem = wanted.problem()._replace(bf16_cvt=cvt)
         if selection.bias_dtype and Feature.BIAS in problem.features:

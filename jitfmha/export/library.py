@@ -54,7 +54,7 @@ _COPIED = (
     "build_mha.sh",
     "benchmarks/appended_keys.h",
     *(f"benchmarks/{x}" for x in ("bench_mha.h", "bench_mha_bwd.cpp", "bench_mha_fwd.cpp")),
-    "benchmarks/hip.h",
+    *(f"benchmarks/{x}" for x in ("hip.h", "numbers.h")),
 )
 _SCORE_DTYPES = ("bool", "bf16", "fp16", "fp32")
 """Those of ``jitfmha::ScoreType``, whose first one has no such name in C++."""

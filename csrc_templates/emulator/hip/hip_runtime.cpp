@@ -1,6 +1,7 @@
 // The part of the HIP runtime's C interface that launchers use, over three virtual devices.
 // Signatures, enumerators and struct offsets are those of hip_runtime_api.h (ROCm 6).
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "decode/code_object.h"
+#include "execution/clock.h"
 #include "execution/dispatch.h"
 
 namespace {
@@ -533,6 +535,36 @@ EXPORT int hipStreamDestroy(void* stream) { return delete static_cast<char*>(str
 EXPORT int hipStreamSynchronize(void*) { return kSuccess; }
 EXPORT int hipStreamQuery(void*) { return kSuccess; }
 EXPORT int hipStreamIsCapturing(void*, int* status) { return give(status, 0); }
+
+// An event is a time of the model's clock, and NaN before it is recorded.
+EXPORT int hipEventCreate(void** event) {
+  return guarded([&] {
+    if (!event) return failed(kInvalidValue, "null pointer");
+    *event = new double(std::nan(""));
+    return int{kSuccess};
+  });
+}
+EXPORT int hipEventCreateWithFlags(void** event, unsigned) { return hipEventCreate(event); }
+EXPORT int hipEventDestroy(void* event) { return delete static_cast<double*>(event), kSuccess; }
+EXPORT int hipEventRecord(void* event, void*) {
+  if (!event) return failed(kInvalidHandle, "the event handle is not valid");
+  *static_cast<double*>(event) = clock_now();
+  return kSuccess;
+}
+EXPORT int hipEventSynchronize(void*) { return kSuccess; }
+EXPORT int hipEventQuery(void*) { return kSuccess; }
+EXPORT int hipEventElapsedTime(float* milliseconds, void* begin, void* end) {
+  if (!milliseconds) return failed(kInvalidValue, "null pointer");
+  if (!begin || !end) return failed(kInvalidHandle, "the event handle is not valid");
+  const double seconds = *static_cast<double*>(end) - *static_cast<double*>(begin);
+  if (std::isnan(seconds)) return failed(kInvalidHandle, "the event was not recorded");
+  if (!clock_runs())
+    return failed(kNotSupported,
+                  "launches have times where the cost model says them: python -m jitfmha "
+                  "run-program PROGRAM");
+  *milliseconds = static_cast<float>(seconds * 1e3);
+  return kSuccess;
+}
 
 EXPORT int hipMalloc(void** pointer, std::size_t bytes) {
   return guarded([&] {

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "decode/text.h"
+#include "execution/clock.h"
 #include "json.h"
 #include "profile/profile.h"
 
@@ -177,7 +178,7 @@ Json json_of_timed(const DispatchObservation& state) {
 }  // namespace
 
 void export_profile(const Dispatch& dispatch, DispatchObservation& state) {
-  if (launches_of_thread.size() >= kMostLaunches) return;
+  if (launches_of_thread.size() >= kMostLaunches && !clock_runs()) return;
   const CodeObject& code = *dispatch.code;
   const std::vector<Loop> loops = find_loops(code, state.total);
   const std::vector<int> loop_of = innermost_loops(loops, state.total.size());
@@ -199,7 +200,7 @@ void export_profile(const Dispatch& dispatch, DispatchObservation& state) {
                         {"iterations_of_waves", json_list(state.waves, iterations)},
                         {"code", counts(code_of(code, loop))}});
   });
-  launches_of_thread.push_back(json_object(
+  const Json profile = json_object(
       {{"kernel", dispatch.kernel->name},
        {"device", dispatch.device->name},
        {"grid", json_list(dispatch.workgroups)},
@@ -216,7 +217,9 @@ void export_profile(const Dispatch& dispatch, DispatchObservation& state) {
        {"conflicts", json_of_conflicts(code, state.total)},
        {"workgroups_per_unit", state.workgroups_per_unit},
        {"memory_bytes", dispatch.memory.bytes()},
-       {"timed", json_of_timed(state)}}));
+       {"timed", json_of_timed(state)}});
+  if (clock_runs()) put_clock_forward(profile.text);
+  else launches_of_thread.push_back(profile);
 }
 
 ProfileOptions profile_options() { return options_of_thread; }

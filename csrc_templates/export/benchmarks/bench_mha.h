@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "hip.h"
+#include "numbers.h"
 
 namespace bench {
 
@@ -66,7 +66,7 @@ inline const std::vector<Option>& common_options() {
       {"drop_seed", "1", "of dropout's random numbers"},
       {"drop_offset", "0", "the same"},
       {"drop_prefs", "0", "0, 1: no meaning here: seed and offset always are on the GPU"},
-      {"timer", "gpu", "gpu, cpu: no meaning here: the time is that of the host for all launches"},
+      {"timer", "gpu", "gpu: events of the GPU time the launches, cpu: the host does"},
       {"kname", "0", "1: print the kernel's name"},
       {"v3_bf16_cvt", "1",
        "float32 becomes bf16 by 0, as by nothing: RTNE, 1: RTNA, 2: RTZ, where there is such a "
@@ -168,94 +168,6 @@ class Options {
   std::map<std::string, std::string> values_;
   bool asks_for_help_ = false;
 };
-
-// ---- Numbers ------------------------------------------------------------------------------------
-
-using Bits = std::uint32_t;  // the lower ones, as many as an element has
-
-inline bool is_fp8(jitfmha::DataType dtype) {
-  return dtype == jitfmha::DataType::fp8_e4m3fnuz || dtype == jitfmha::DataType::fp8_e4m3fn;
-}
-
-inline bool is_bf8(jitfmha::DataType dtype) {
-  return dtype == jitfmha::DataType::bf8_e5m2fnuz || dtype == jitfmha::DataType::bf8_e5m2;
-}
-
-inline bool has_8_bits(jitfmha::DataType dtype) {
-  return is_fp8(dtype) || is_bf8(dtype) || dtype == jitfmha::DataType::int8;
-}
-
-inline jitfmha::DataType output_dtype(jitfmha::DataType dtype) {
-  return has_8_bits(dtype) ? jitfmha::DataType::bf16 : dtype;
-}
-
-inline std::size_t bytes_of(jitfmha::DataType dtype) {
-  return has_8_bits(dtype) ? 1 : dtype == jitfmha::DataType::fp32 ? 4 : 2;
-}
-
-inline double largest_of(jitfmha::DataType dtype) {
-  return dtype == jitfmha::DataType::int8         ? 127
-         : is_bf8(dtype)                          ? 57344
-         : dtype == jitfmha::DataType::fp8_e4m3fn ? 448
-                                                  : 240;
-}
-
-inline const char* name_of(jitfmha::DataType dtype) {
-  constexpr const char* kNames[] = {"bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn",
-                                    "fp32", "int8", "bf8_e5m2fnuz", "bf8_e5m2"};
-  return kNames[static_cast<int>(dtype)];
-}
-
-// The bits of a mantissa lie below those of the exponent.
-struct Format {
-  int mantissa_bits, bias, sign_bit;
-};
-
-inline Format format_of(jitfmha::DataType dtype) {
-  switch (dtype) {
-    case jitfmha::DataType::bf16: return {7, 127, 15};
-    case jitfmha::DataType::fp16: return {10, 15, 15};
-    case jitfmha::DataType::fp8_e4m3fnuz: return {3, 8, 7};
-    case jitfmha::DataType::fp8_e4m3fn: return {3, 7, 7};
-    case jitfmha::DataType::fp32: return {23, 127, 31};
-    case jitfmha::DataType::bf8_e5m2fnuz: return {2, 16, 7};
-    case jitfmha::DataType::bf8_e5m2: return {2, 15, 7};
-    case jitfmha::DataType::int8: break;  // no such format
-  }
-  return {};
-}
-
-// To nearest even; what is drawn is finite and in the range of all types.
-inline Bits narrowed(double value, jitfmha::DataType dtype) {
-  if (dtype == jitfmha::DataType::int8)
-    return static_cast<Bits>(std::clamp<int>(static_cast<int>(std::nearbyint(value)), -128, 127)) &
-           0xff;
-  const auto [mantissa_bits, bias, sign_bit] = format_of(dtype);
-  int exponent = 0;
-  std::frexp(value, &exponent);
-  const int field = std::max(exponent - 1 + bias, 1);  // 1 also of subnormal numbers
-  const double steps = std::nearbyint(std::ldexp(std::fabs(value), mantissa_bits + bias - field));
-  if (steps == 0) return 0;  // where there is no -0, its bits are a NaN
-  const int bits = ((field - 1) << mantissa_bits) + static_cast<int>(steps);
-  return static_cast<Bits>(value < 0) << sign_bit | static_cast<Bits>(bits);
-}
-
-inline double widened(Bits bits, jitfmha::DataType dtype) {
-  if (dtype == jitfmha::DataType::int8) return static_cast<std::int8_t>(bits);
-  const auto [mantissa_bits, bias, sign_bit] = format_of(dtype);
-  const int one = 1 << mantissa_bits, last_field = (1 << (sign_bit - mantissa_bits)) - 1;
-  const int field = static_cast<int>(bits >> mantissa_bits) & last_field;
-  const int mantissa = static_cast<int>(bits) & (one - 1);
-  const double sign = bits >> sign_bit & 1 ? -1 : 1;
-  const bool has_infinity = !is_fp8(dtype) && dtype != jitfmha::DataType::bf8_e5m2fnuz;
-  if (field == last_field && has_infinity) return mantissa ? std::nan("") : sign * HUGE_VAL;
-  return sign *
-         std::ldexp(field ? mantissa + one : mantissa, std::max(field, 1) - bias - mantissa_bits);
-}
-
-inline void check(const jitfmha::Status& status) {
-  if (!status) throw std::runtime_error(status.text);
-}
 
 // ---- Problems -----------------------------------------------------------------------------------
 
@@ -372,24 +284,9 @@ struct Problem {
     return sum;
   }
 
-  // What dropout multiplies a probability with. The random bytes of 16 keys that follow each other
-  // are those of Philox 4x32-7 (Salmon et al., SC 2011), at the place of the first one.
+  // What dropout multiplies a probability with.
   double kept(std::int64_t n, std::int64_t head, std::int64_t i, std::int64_t j) const {
-    if (args.dropout_p == 0) return 1;
-    const auto low = [](auto x) { return static_cast<std::uint32_t>(x); };
-    std::uint32_t counter[4] = {low(j / 16), low(i), low(n * args.heads_q + head),
-                                low(drop_offset)};
-    std::uint32_t key[2] = {low(drop_seed), low(drop_seed >> 32)};
-    for (int round = 0; round < 7; ++round, key[0] += 0x9e3779b9u, key[1] += 0xbb67ae85u) {
-      const std::uint64_t first = std::uint64_t{0xd2511f53u} * counter[0];
-      const std::uint64_t second = std::uint64_t{0xcd9e8d57u} * counter[2];
-      counter[0] = low(second >> 32) ^ counter[1] ^ key[0];
-      counter[1] = low(second);
-      counter[2] = low(first >> 32) ^ counter[3] ^ key[1];
-      counter[3] = low(first);
-    }
-    const auto byte = counter[j % 16 / 4] >> (j % 4 * 8) & 0xff;
-    return byte <= std::floor(255 * (1 - args.dropout_p)) ? 1 / (1 - args.dropout_p) : 0;
+    return kept_share(args.dropout_p, drop_seed, drop_offset, n * args.heads_q + head, i, j);
   }
 };
 
@@ -552,7 +449,6 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
   problem.drop_seed = static_cast<std::uint64_t>(options.number("drop_seed"));
   problem.drop_offset = static_cast<std::uint64_t>(options.number("drop_offset"));
   options.flag("drop_prefs");
-  options.choice("timer", {{"gpu"}, {"cpu"}});
 
   const std::vector<std::int64_t> given_q = options.numbers("s");
   const std::vector<std::int64_t> given_k = options.numbers("s_k");
@@ -605,23 +501,6 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
 
 // ---- Tensors ------------------------------------------------------------------------------------
 
-// The values of a tensor as they lie in memory.
-inline std::vector<std::uint8_t> stored(const std::vector<Bits>& values, jitfmha::DataType dtype) {
-  const std::size_t size = bytes_of(dtype);
-  std::vector<std::uint8_t> bytes(values.size() * size);
-  for (std::size_t i = 0; i < values.size(); ++i) std::memcpy(&bytes[i * size], &values[i], size);
-  return bytes;
-}
-
-// The same of a tensor on the device.
-inline std::vector<Bits> values_of(const hip::Memory& memory, jitfmha::DataType dtype) {
-  const std::size_t size = bytes_of(dtype);
-  const std::vector<std::uint8_t> bytes = memory.content<std::uint8_t>();
-  std::vector<Bits> values(bytes.size() / size, 0);
-  for (std::size_t i = 0; i < values.size(); ++i) std::memcpy(&values[i], &bytes[i * size], size);
-  return values;
-}
-
 // The place of a row in memory.
 inline std::size_t place(const jitfmha::Strides& strides, std::int64_t batch, std::int64_t head,
                          std::int64_t row) {
@@ -670,12 +549,6 @@ inline std::vector<Bits> drawn(const Options& options, jitfmha::DataType dtype, 
   return values;
 }
 
-inline std::vector<double> widened(const std::vector<Bits>& values, jitfmha::DataType dtype) {
-  std::vector<double> wide;
-  for (const Bits each : values) wide.push_back(widened(each, dtype));
-  return wide;
-}
-
 // A tensor of random values, on the host and on the device. Batches lie one behind the other.
 struct Drawn {
   Drawn(const Options& options, const Problem& problem, const jitfmha::Strides& strides,
@@ -721,6 +594,10 @@ struct Inputs {
     save(options, "cu_seqlens_k", problem.cu_seqlens_k);
     save(options, "cu_seqlens_k_padded", problem.cu_rooms_k);
     save(options, "block_table", pages.content<std::int32_t>());
+  }
+
+  std::size_t bytes() const {
+    return q.memory.bytes() + k.memory.bytes() + v.memory.bytes() + scores.bytes();
   }
 
   void put_into(jitfmha::MhaArgs& args, const hip::Memory& workspace) const {
@@ -857,24 +734,31 @@ inline Forward forward_of(const Problem& problem, const Inputs& inputs,
 
 // ---- Runs ---------------------------------------------------------------------------------------
 
-// Seconds of a launch, those of the host included where they are longer.
+// Seconds of a launch: by events of the GPU, or by the host's clock until all are done.
 template <class Launch>
 double seconds_of(const Options& options, const Launch& launch) {
+  const bool by_host = options.choice("timer", {{"gpu"}, {"cpu"}}) == 1 && !hip::is_emulated();
   const std::int64_t repeat = options.number("repeat");
-  if (repeat == 0) return 0;
-  for (std::int64_t i = 0; i < options.number("warmup"); ++i) launch();
+  // By the emulator's clock every launch takes as long.
+  const std::int64_t warmup = hip::is_emulated() ? 0 : options.number("warmup");
+  const std::int64_t count = hip::is_emulated() ? std::min<std::int64_t>(repeat, 1) : repeat;
+  if (count == 0) return 0;
+  for (std::int64_t i = 0; i < warmup; ++i) launch();
   hip::synchronize();
-  const auto begin = std::chrono::steady_clock::now();
-  for (std::int64_t i = 0; i < repeat; ++i) launch();
+  hip::Event begin, end;
+  const auto begin_here = std::chrono::steady_clock::now();
+  begin.record();
+  for (std::int64_t i = 0; i < count; ++i) launch();
+  end.record();
   hip::synchronize();
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
-  return taken.count() / static_cast<double>(repeat);
+  const std::chrono::duration<double> here = std::chrono::steady_clock::now() - begin_here;
+  return (by_host ? here.count() : end.seconds_since(begin)) / static_cast<double>(count);
 }
 
 // Launches, and prints what is known before the results are.
 template <class Launch>
 void run_and_time(const Options& options, const Problem& problem, const jitfmha::MhaPlan& plan,
-                  std::int64_t columns, const Launch& launch) {
+                  std::int64_t columns, std::size_t bytes, const Launch& launch) {
   const jitfmha::MhaArgs& args = problem.args;
   launch();
   hip::synchronize();
@@ -887,21 +771,25 @@ void run_and_time(const Options& options, const Problem& problem, const jitfmha:
   std::printf("%s", text.str().c_str());
   const double seconds = seconds_of(options, launch);
   if (seconds == 0) return;
+  const std::string device = hip::device_name(static_cast<int>(options.number("device")));
   const double operations = 2 * problem.visible_pairs() * static_cast<double>(args.heads_q) *
                             static_cast<double>(columns);
-  const bool is_emulated = hip::is_emulated();
   const double tflops = operations / seconds * 1e-12;
-  if (is_emulated)
-    std::printf(
-        ", emulated in %.4f s, which says nothing of a GPU: the model's time of a launch is "
-        "what python -m jitfmha profile says",
-        seconds);
-  else std::printf(", %.4f ms, %.2f TFLOP/s", seconds * 1e3, tflops);
+  const double gbytes = static_cast<double>(bytes) / seconds * 1e-9;
+  const bool is_known = !std::isnan(seconds);
+  if (is_known) std::printf(", %.4f ms, %.2f TFLOP/s, %.2f GB/s", seconds * 1e3, tflops, gbytes);
+  if (hip::is_emulated())
+    std::printf(is_known ? " by the cost model of %s"
+                         : ", %s is emulated, with no time: python -m jitfmha run-program has that "
+                           "of the cost model",
+                device.c_str());
   if (!options.flag("json")) return;
   std::ofstream file(options.text("jsonfile"));
-  file << "{\"problem\": \"" << text.str() << "\", \"seconds\": " << seconds
-       << ", \"emulated\": " << (is_emulated ? "true" : "false");
-  if (!is_emulated) file << ", \"tflops\": " << tflops;
+  file << "{\"problem\": \"" << text.str() << "\", \"device\": \"" << device
+       << "\", \"emulated\": " << (hip::is_emulated() ? "true" : "false");
+  if (is_known)
+    file << ", \"seconds\": " << seconds << ", \"tflops\": " << tflops
+         << ", \"gb_per_second\": " << gbytes;
   file << "}\n";
   if (!file.flush()) throw std::runtime_error("cannot write to " + options.text("jsonfile"));
 }
@@ -929,11 +817,14 @@ inline bool compare(const Result& result, const std::vector<double>& exact) {
 }
 
 // Launches, times, saves, and compares with `exact()`, which has the exact values of each result.
+// The launch reads so many bytes and writes the results.
 template <class Launch, class Exact>
 bool run_and_compare(const Options& options, const Problem& problem, const jitfmha::MhaPlan& plan,
-                     std::int64_t columns, const Launch& launch, const std::vector<Result>& results,
-                     const Exact& exact) {
-  run_and_time(options, problem, plan, columns, launch);
+                     std::int64_t columns, std::size_t bytes_read, const Launch& launch,
+                     const std::vector<Result>& results, const Exact& exact) {
+  std::size_t bytes = bytes_read;
+  for (const Result& each : results) bytes += each.memory.bytes();
+  run_and_time(options, problem, plan, columns, bytes, launch);
   for (const Result& each : results) save(options, each.name, each.memory.content<std::uint8_t>());
   bool is_good = true;
   if (options.number("v")) {

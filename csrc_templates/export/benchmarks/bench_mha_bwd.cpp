@@ -126,6 +126,7 @@ bool run(const Options& options) {
   if (has_dbias) results.push_back({"dbias", dbias, jitfmha::DataType::fp32, allowed});
   return run_and_compare(
       options, problem, plan, 3 * args.hdim_q + 2 * args.hdim_v,
+      inputs.bytes() + dout.memory.bytes() + device_out.bytes() + device_lse.bytes(),
       [&] { check(jitfmha::mha_bwd(args, nullptr)); }, results,
       [&] {
         Gradients exact = gradients_of(problem, inputs, dout.view);

@@ -123,7 +123,7 @@ bool run(const Options& options) {
   if (args.lse) results.push_back({"lse", device_lse, jitfmha::DataType::fp32, 1e-3});
   if (appended) appended->add_results(inputs, results);
   return run_and_compare(
-      options, problem, plan, args.hdim_q + args.hdim_v,
+      options, problem, plan, args.hdim_q + args.hdim_v, inputs.bytes(),
       [&] {
         if (appended) appended->launch(problem, inputs);
         check(jitfmha::mha_fwd(args, nullptr));

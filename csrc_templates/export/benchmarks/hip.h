@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <cmath>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
@@ -24,6 +25,11 @@ class Library {
   int (*copy)(void*, const void*, std::size_t, int);
   int (*fill)(void*, int, std::size_t);
   int (*synchronize)();
+  int (*create_event)(void**);
+  int (*destroy_event)(void*);
+  int (*record_event)(void*, void*);
+  int (*elapsed)(float*, void*, void*);
+  int (*device_name)(char*, int, int);
   bool is_emulated;
 
  private:
@@ -38,6 +44,11 @@ class Library {
     find("hipMemcpy", copy);
     find("hipMemset", fill);
     find("hipDeviceSynchronize", synchronize);
+    find("hipEventCreate", create_event);
+    find("hipEventDestroy", destroy_event);
+    find("hipEventRecord", record_event);
+    find("hipEventElapsedTime", elapsed);
+    find("hipDeviceGetName", device_name);
     is_emulated = dlsym(handle_, "jitfmha_emulator_last_error");
   }
 
@@ -61,6 +72,35 @@ inline void set_device(int index) { check(Library::instance().set_device(index),
 inline bool is_emulated() { return Library::instance().is_emulated; }
 
 inline void synchronize() { check(Library::instance().synchronize(), "hipDeviceSynchronize"); }
+
+inline std::string device_name(int index) {
+  char name[256] = "";
+  check(Library::instance().device_name(name, sizeof(name), index), "hipDeviceGetName");
+  return name;
+}
+
+// A time on the device: when all work that was given to it before is done.
+class Event {
+ public:
+  Event() { check(Library::instance().create_event(&handle_), "hipEventCreate"); }
+  ~Event() { Library::instance().destroy_event(handle_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  void record() { check(Library::instance().record_event(handle_, nullptr), "hipEventRecord"); }
+  // NaN where the device has no clock: the emulator, but for programs of `run-program`.
+  double seconds_since(const Event& begin) const {
+    constexpr int kNotSupported = 801;
+    float milliseconds = 0;
+    const int status = Library::instance().elapsed(&milliseconds, begin.handle_, handle_);
+    if (status == kNotSupported) return std::nan("");
+    check(status, "hipEventElapsedTime");
+    return milliseconds * 1e-3;
+  }
+
+ private:
+  void* handle_ = nullptr;
+};
 
 // Memory of the device. What nobody wrote holds NaNs.
 class Memory {
