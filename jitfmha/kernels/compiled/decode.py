@@ -28,7 +28,9 @@ _OF_EIGHT_WAVES: dict[tuple[Arch, bool], frozenset[tuple[_Places, bool]]] = {
     ("gfx942", True): frozenset((("scattered", True), ("scattered", False), ("pages", True))),
     ("gfx950", True): frozenset((("scattered", True), ("scattered", False), ("pages", True))),
     ("gfx942", False): frozenset((("scattered", True), ("scattered", False), ("pages", True))),
-    ("gfx950", False): frozenset((("scattered", False), ("pages", False), ("dense", True))),
+    ("gfx950", False): frozenset(
+        (("scattered", False), ("pages", False), ("pages", True), ("dense", True))
+    ),
 }
 _COLUMNS = 64  # a multiple of which a workgroup makes
 
