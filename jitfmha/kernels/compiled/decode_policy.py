@@ -123,7 +123,7 @@ class StreamedKeys(NamedTuple):
         are_whole = self.page_rows // BLOCK_ROWS * BLOCK_ROWS == self.page_rows
         is_scattered = self.has_packed_pages or not are_whole
         if arch == "gfx950" and not is_fp8:
-            return is_narrow if self.page_rows == 0 else not is_narrow
+            return is_narrow if self.page_rows == 0 else not (is_scattered and is_narrow)
         return is_scattered or (self.page_rows > 0 and is_narrow)
 
     def most_of_unit(self, arch: Arch, ts_kv: int, waves: int) -> float:

@@ -506,7 +506,8 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
     elif traits.decode_blocks:
         headers = *_HEADERS, "sixteen_rows.h"
         values |= {
-            "score_dtype": of_queries.scores,
+            # Bytes of keys become fp16, as those of values do.
+            "score_dtype": "FP16" if traits.kv_dtype == "int8" else of_queries.scores,
             "byte_values": cpp_bool(traits.has_byte_values),
         }
     elif not traits.row_blocks:
