@@ -29,6 +29,7 @@ from ..kernels.compiled.traits import (
     ForwardTraits,
     far_stride_bytes,
     forward_tile,
+    has_wide_blocks,
     kernel_spec,
     row_of_built,
 )
@@ -328,7 +329,7 @@ def forward_passes(
             continue
         try:
             for problem in _problems(selection, wanted, arch):
-                traits = _of_any_lengths(ForwardTraits.of(problem, arch, _units(arch)))
+                traits = _of_any_lengths(problem, arch)
                 if not is_served:
                     passes += _variants(traits)
                     passes += _of_many_queries(problem, traits)
@@ -445,8 +446,11 @@ def _problems(selection: Selection, wanted: Combination, arch: Arch) -> Iterator
         yield problem
 
 
-def _of_any_lengths(traits: ForwardTraits) -> ForwardTraits:
+def _of_any_lengths(problem: Problem, arch: Arch) -> ForwardTraits:
     """The kernel that is compiled for no special lengths, heads or rows of keys."""
+    traits = ForwardTraits.of(problem, arch, _units(arch))
+    if traits.access == "packed_pages" and has_wide_blocks(problem, traits.tile):
+        traits = replace(traits, access="wide_packed_pages")
     return replace(
         traits,
         stacks_heads=False,
@@ -458,13 +462,26 @@ def _of_any_lengths(traits: ForwardTraits) -> ForwardTraits:
     )
 
 
+# The same with pages of any size, where they are multiples of a wave's rows.
+_OF_ANY_SIZE: dict[Access, Access] = {
+    "wide_pages": "paged",
+    "wide_packed_pages": "packed_pages",
+}
+
+
+def _by_own_template(traits: ForwardTraits, **fields: Any) -> ForwardTraits:
+    """Such a kernel, of a template that reaches all packed pages alike."""
+    is_packed = traits.access == "wide_packed_pages"
+    return replace(traits, access="packed_pages" if is_packed else traits.access, **fields)
+
+
 def _of_many_queries(problem: Problem, traits: ForwardTraits) -> Iterator[ForwardTraits]:
     """Those whose waves take turns, where there are such kernels: of keys in pages."""
     mask = NO_MASK if problem.mask.is_none else CAUSAL_MASK
     problem = problem._replace(mask=mask)
     for each in _variants(traits):
         if takes_turns(problem, traits.arch, are_wide=each.access != "paged"):
-            yield replace(each, takes_turns=True)
+            yield _by_own_template(each, takes_turns=True)
 
 
 def _of_few_queries(problem: Problem, traits: ForwardTraits) -> Iterator[ForwardTraits]:
@@ -475,15 +492,15 @@ def _of_few_queries(problem: Problem, traits: ForwardTraits) -> Iterator[Forward
     of_latent = problem._replace(has_v_at_k=True, sizes=problem.sizes._replace(v=problem.sizes.k))
     if row_blocks_of(of_latent, are_heads_stacked=True):
         for blocks in _doubled(MOST_LATENT_BLOCKS):
-            yield replace(traits, stacks_heads=True, row_blocks=blocks)
+            yield _by_own_template(traits, stacks_heads=True, row_blocks=blocks)
     one_query = problem.with_sizes(problem.sizes._replace(seqlen_q=1))
     if ForwardTraits.of(one_query, traits.arch, _units(traits.arch)).decode_blocks is None:
         return
     # Without stacked heads rows are queries, and few.
-    decoding = [replace(traits, decode_blocks=1)]
+    decoding = [_by_own_template(traits, decode_blocks=1)]
     if may_stack:
         counts = _doubled(most_blocks(max(traits.hdim_q, traits.hdim_v)))
-        decoding += (replace(traits, stacks_heads=True, decode_blocks=n) for n in counts)
+        decoding += (_by_own_template(traits, stacks_heads=True, decode_blocks=n) for n in counts)
     yield from decoding
     if streamed_keys(problem).have_eight_waves(1):
         for each in decoding:
@@ -507,8 +524,8 @@ def _variants(traits: _T) -> Iterator[_T]:
         one_scale = replace(traits, has_descales=True)
         yield from _variants(replace(one_scale, has_token_k_descales=False))
         yield from _variants(replace(one_scale, has_token_v_descales=False))
-    if traits.access == "wide_pages":
-        yield from _variants(replace(traits, access="paged"))
+    if traits.access in _OF_ANY_SIZE:
+        yield from _variants(replace(traits, access=_OF_ANY_SIZE[traits.access]))
     if traits.modifiers.asked.logit_softcap and not traits.has_large_softcap:
         yield from _variants(replace(traits, has_large_softcap=True))
 
@@ -541,7 +558,7 @@ def features_of(traits: ForwardTraits | BackwardTraits) -> str:
             "int8_probabilities" if traits.has_int8_probabilities else "",
             "split_results" if traits.leaves_parts else "",
         )
-    are_packed = traits.access == "packed_pages"
+    are_packed = traits.access in ("packed_pages", "wide_packed_pages")
     words = (
         *of_forward,
         "column_major_v" if traits.has_column_major_v and not are_packed else "",

@@ -228,7 +228,7 @@ class ForwardTraits(SharedTraits):
         access = access_of(problem, tile)
         in_turns = not lists_work and takes_turns(problem, arch, are_wide=access != "paged")
         has_own_template = row_blocks or decode_blocks or in_turns
-        if access == "packed_pages" and not has_own_template and _has_wide_blocks(problem, tile):
+        if access == "packed_pages" and not has_own_template and has_wide_blocks(problem, tile):
             access = "wide_packed_pages"
         return cls._of(
             problem,
@@ -392,11 +392,11 @@ def access_of(problem: Problem, tile: Tile) -> Access:
     if problem.has_packed_pages:
         return "packed_pages"
     if problem.is_paged:
-        return "wide_pages" if not is_far and _has_wide_blocks(problem, tile) else "paged"
+        return "wide_pages" if not is_far and has_wide_blocks(problem, tile) else "paged"
     return "far" if is_far else "near"
 
 
-def _has_wide_blocks(problem: Problem, tile: Tile) -> bool:
+def has_wide_blocks(problem: Problem, tile: Tile) -> bool:
     """Whether the threads of a wave load rows of one page, which a buffer reaches."""
     page_bytes = problem.seqlen_k * problem.hdim_q * element_bytes(problem).kv
     if problem.has_packed_pages and (problem.dtype == "fp32" or page_bytes >= _BUFFER_REACH):
