@@ -65,7 +65,7 @@ def test_wheel_contents(wheel):
     expected = files_below(ROOT / "jitfmha")
     for folder in SHIPPED_FOLDERS:
         expected |= {f"jitfmha/{name}" for name in files_below(ROOT / folder)}
-    assert names == expected
+    assert names == {name for name in expected if not name.endswith("/README.md")}
     # The test rigs stay in the checkout.
     rigs = {"op_tests", "rigs", "cache_faults", "faulty_system.cpp", "recording_runtime.cpp"}
     assert not [name for name in names if rigs & set(name.split("/"))]
