@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from jitfmha.export.kernels import (
     forward_kernels,
     forward_passes,
     selection_of,
+    selection_of_set,
 )
 
 SMALL = ("export", "--arch", "gfx942", "--direction", "forward", "--hdim", "64", "--dtype", "fp16")
@@ -146,3 +148,32 @@ def test_receipts_say_what_is_compiled(receipt, has_forward):
     words = {word for each in (*forward, *backward) for word in features_of(each).split("+")}
     assert {"alibi", "dropout"} <= words
     assert ("bias_bf16" in words) != has_forward
+
+
+def test_sets_say_what_is_compiled(tmp_path):
+    """What wildcards make and nothing serves is left out; what is named and not served is not."""
+    path = tmp_path / "set.json"
+
+    def selected(*entries: dict[str, Any], **others: Any) -> Selection:
+        path.write_text(json.dumps({"kernels": entries}))
+        return selection_of_set(path, Selection(("gfx942", "gfx950"), **others))
+
+    fields = {"data_type": "fp16", "hdim_q": 96, "hdim_v": 96}
+    backward = {"signature": fields | {"family": "bwd_dq_dk_dv"}, "arch": "gfx942"}
+    forward = {"signature": fields | {"data_type": ["fp16", "bf16"], "mask": "*", "mode": "group"}}
+    selection = selected(forward, backward)
+    kinds = sorted({(x.arch, x.dtype, x.is_masked, x.mode) for x in forward_passes(selection, ())})
+    assert kinds == [
+        (arch, dtype, is_masked, "gm1")
+        for arch in ("gfx942", "gfx950")
+        for dtype in ("bf16", "fp16")
+        for is_masked in (False, True)
+    ]
+    kinds = [(x.arch, x.dtype, x.hdim_q, x.mode) for x in backward_passes(selection)]
+    assert kinds == [("gfx942", "fp16", 96, "gm0")]
+    only_ready = {"signature": fields | {"hdim_q": 64, "hdim_v": 64}}
+    assert not selected(only_ready | {"algorithm": {"pipeline": "ready"}}).declared
+    with pytest.raises(ValueError, match=f"{path} says what is compiled; features has no place"):
+        selected(forward, features=(("alibi",),))
+    with pytest.raises((NotImplementedError, ValueError), match="577"):
+        selected({"signature": fields | {"hdim_q": 577}})

@@ -6,7 +6,7 @@ import argparse
 from itertools import chain
 from typing import Any
 
-from ..export import Selection, export, features_named, selection_of
+from ..export import Selection, export, features_named, selection_of, selection_of_set
 from .exit_codes import OK, UsageError
 from .output import print_json, progress
 
@@ -31,7 +31,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def selected(args: argparse.Namespace) -> Selection:
-    """What the flags select. Raises ``ValueError`` for a feature that there is none of."""
+    """What the flags select. Raises ``ValueError`` for a feature that there is none of.
+
+    And for a set of kernels what ``selection_of_set`` raises.
+    """
     flags = ("direction", "dtype", "mask", "mode", "bf16_cvt")
     given = ((f"{flag}s", getattr(args, flag)) for flag in flags)
     chosen: dict[str, Any] = {name: tuple(x) for name, x in given if x is not None}
@@ -44,4 +47,5 @@ def selected(args: argparse.Namespace) -> Selection:
         chosen["hdims"] = tuple(chain.from_iterable(args.hdim))
     if args.features is not None:
         chosen["features"] = tuple(map(features_named, chain.from_iterable(args.features)))
-    return selection_of(tuple(dict.fromkeys(args.arch)), args.profile, chosen)
+    selection = selection_of(tuple(dict.fromkeys(args.arch)), args.profile, chosen)
+    return selection if args.set is None else selection_of_set(args.set, selection)

@@ -416,6 +416,8 @@ def _add_export(commands: Any) -> None:
         "parts"
     )
     flag("--profile", type=_profile, metavar="NAME", help=profile)
+    declared = "also compile what a file declares, as `build --set` takes it"
+    flag("--set", type=_file, metavar="FILE.json", help=declared)
     flag("--direction", nargs="+", choices=_DIRECTIONS, help="(default: both)")
     dtypes = "(default: bf16 fp16 fp8); backward has none of 8 bits"
     flag("--dtype", nargs="+", choices=["bf16", "fp16", *_EIGHT_BITS, "fp32"], help=dtypes)

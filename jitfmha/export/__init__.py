@@ -27,6 +27,7 @@ from .kernels import (
     forward_passes,
     ready_backward_kernels,
     selection_of,
+    selection_of_set,
     sink_passes,
 )
 from .library import library_files
@@ -42,6 +43,7 @@ __all__ = [
     "export",
     "features_named",
     "selection_of",
+    "selection_of_set",
 ]
 
 

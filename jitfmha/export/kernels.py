@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from os import PathLike
 from typing import Any, NamedTuple, TypeVar
 
 from .. import jit
 from ..ahead.combination import NAMED_FEATURES, Combination, check_combination, known
+from ..ahead.kernel_set import entries_of
 from ..ahead.profiles import PLAIN, PROFILES, Features, Subset
 from ..ahead.receipts import UNIVERSE, Receipt, allows, receipt_named
 from ..amd.chips import Arch, architecture, chip
@@ -75,6 +77,7 @@ class Selection(NamedTuple):
         kv_dtype: that of keys and values of such calls, where it is another one, of 8 bits.
         bias_dtype: that of biases that are added, where it is not the output's.
         subsets: what is compiled, in place of what the other fields say of it.
+        declared: the calls of a set of kernels, each with its architecture, in place of these.
         few_queries: whether forward calls of few queries get kernels of their own, too.
         appends: whether keys are appended to caches, by kernels of their own.
         receipt: what is compiled passes it.
@@ -89,6 +92,7 @@ class Selection(NamedTuple):
     bf16_cvts: tuple[Bf16Cvt, ...] | None = None
     features: tuple[Features, ...] | None = None
     subsets: tuple[Subset, ...] = ()
+    declared: tuple[tuple[Arch, Combination], ...] = ()
     kv_dtype: str | None = None
     few_queries: bool = False
     appends: bool = False
@@ -127,6 +131,28 @@ def selection_of(
     of_profile = PROFILES[profile] if receipt is None else UNIVERSE
     subsets = tuple(each._replace(**given) for each in of_profile)
     return Selection(arches, **chosen, subsets=subsets, receipt=receipt)
+
+
+def selection_of_set(path: str | PathLike[str], selection: Selection) -> Selection:
+    """Select what a file declares, as ``build --set`` takes it, beside what comes ready.
+
+    Raises ``TypeError`` or ``ValueError`` for what is no such file or is selected beside it,
+    ``OSError`` where it cannot be read, and ``NotImplementedError`` for a call that is named
+    without wildcards and not served.
+    """
+    for name in ("subsets", "features", "kv_dtype"):
+        if getattr(selection, name):
+            said = "profile" if name == "subsets" else name
+            raise ValueError(f"{path} says what is compiled; {said} has no place")
+    declared: dict[tuple[Arch, Combination], None] = {}
+    for arch in selection.arches:
+        for entry in entries_of(path, arch):
+            for each in entry.combinations if "compiled" in entry.pipelines else ():
+                wanted = _of_any_call(each)
+                if not entry.has_wildcards:
+                    any(_problems(selection, wanted, arch))
+                declared[arch, wanted] = None
+    return selection._replace(declared=tuple(declared))
 
 
 def features_named(text: str) -> Features:
@@ -313,8 +339,8 @@ def forward_passes(
 
     Raises ``NotImplementedError``, ``TypeError`` or ``ValueError`` where nothing can be compiled.
     """
-    named = selection.hdims, selection.features, selection.subsets, selection.kv_dtype
-    if not any((*named, selection.few_queries)):
+    named = selection.hdims, selection.features, selection.subsets, selection.declared
+    if not any((*named, selection.kv_dtype, selection.few_queries)):
         return ()
     served = set() if PLAIN in (selection.features or ()) else {_kind_of(each) for each in ready}
     passes: list[ForwardTraits] = []
@@ -399,35 +425,44 @@ def _subsets(selection: Selection) -> tuple[Subset, ...]:
     return selection.subsets or (own,)
 
 
+def _of_any_call(wanted: Combination) -> Combination:
+    """What stands for all calls of that kind, whatever their windows, heads and lengths."""
+    return wanted._replace(
+        mask=wanted.mask if wanted.mask.is_none else _ANY_MASK,
+        heads_q=1,
+        heads_k=1,
+        seqlen_q=_MANY_QUERIES,
+        seqlen_k=_MANY_QUERIES,
+    )
+
+
+def _every_combination(selection: Selection) -> Iterator[tuple[Arch, Combination]]:
+    if selection.declared:
+        yield from selection.declared
+        return
+    for arch, subset in itertools.product(selection.arches, _subsets(selection)):
+        for direction, (dtype, kv_dtype), hdims, mask, mode, features in itertools.product(
+            *(subset.directions, subset.dtypes, subset.hdims),
+            *(subset.masks, subset.modes, subset.features),
+        ):
+            asked = {NAMED_FEATURES[name] for name in features}
+            if kv_dtype in EIGHT_BIT_NAMES:
+                asked.add(Feature.DESCALES)
+            kind = Combination(*(dtype, kv_dtype, *hdims, mask, mode, direction, frozenset(asked)))
+            yield arch, _of_any_call(kind)
+
+
 def _combinations(selection: Selection, direction: Direction) -> Iterator[tuple[Arch, Combination]]:
     """The kinds of calls that are selected, of those that exported calls can ask for."""
     served = DTYPES if direction == "forward" else _DTYPES_OF_BACKWARD
     names = [x for dtype in served for x in _full_names(dtype)]
-    for arch, subset in itertools.product(selection.arches, _subsets(selection)):
-        if direction not in subset.directions:
+    for arch, wanted in _every_combination(selection):
+        others = {*EIGHT_BIT_NAMES}.difference(tile_table(arch).dtypes_of("forward"))
+        dtypes = wanted.dtype, wanted.kv_dtype
+        if wanted.direction != direction or wanted.dtype not in names:
             continue
-        for (dtype, kv_dtype), hdims, mask, mode, features in itertools.product(
-            subset.dtypes, subset.hdims, subset.masks, subset.modes, subset.features
-        ):
-            others = {*EIGHT_BIT_NAMES}.difference(tile_table(arch).dtypes_of("forward"))
-            if dtype not in names or not others.isdisjoint((dtype, kv_dtype)):
-                continue
-            if direction == "backward" and dtype != kv_dtype:
-                continue
-            if not {*features} <= {*FEATURES}:
-                continue
-            asked = {NAMED_FEATURES[name] for name in features}
-            if kv_dtype in EIGHT_BIT_NAMES:
-                asked.add(Feature.DESCALES)
-            yield (
-                arch,
-                Combination(
-                    *(dtype, kv_dtype, *hdims, mask if mask.is_none else _ANY_MASK, mode),
-                    *(direction, frozenset(asked)),
-                    seqlen_q=_MANY_QUERIES,
-                    seqlen_k=_MANY_QUERIES,
-                ),
-            )
+        if others.isdisjoint(dtypes) and (direction == "forward" or len({*dtypes}) == 1):
+            yield arch, wanted
 
 
 def _problems(selection: Selection, wanted: Combination, arch: Arch) -> Iterator[Problem]:
