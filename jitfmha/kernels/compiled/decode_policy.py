@@ -37,6 +37,8 @@ _MOST_OF_SLOW_UNIT: dict[Arch, float] = {"gfx942": 20e9, "gfx950": 30e9}
 # Of workgroups of eight waves, which do more for it.
 _MOST_OF_EIGHT_WAVES: dict[Arch, float] = {"gfx942": 36e9, "gfx950": 56e9}
 _NARROW_HDIM = 64
+# Where eight waves gain by how wide rows are, too, of fp8 or int8 beside wider queries.
+_GAINS_BY_WIDTH: dict[Arch, bool] = {"gfx942": False, "gfx950": True}
 MOST_WAVES = 8
 _LOADED_TOGETHER = 8  # numbers of a row
 _LEAST_OF_UNITS = 0.4  # where fewer have a workgroup, its keys have to be split in any case
@@ -122,7 +124,7 @@ class StreamedKeys(NamedTuple):
         is_narrow = max(self.hdim_q, self.hdim_v) <= _NARROW_HDIM
         are_whole = self.page_rows // BLOCK_ROWS * BLOCK_ROWS == self.page_rows
         is_scattered = self.has_packed_pages or not are_whole
-        if arch == "gfx950" and not is_fp8:
+        if _GAINS_BY_WIDTH[arch] and not is_fp8:
             return is_narrow if self.page_rows == 0 else not (is_scattered and is_narrow)
         return is_scattered or (self.page_rows > 0 and is_narrow)
 
