@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jitfmha.export.append import append_passes
 from jitfmha.export.folder import ForeignFilesError, publish
 from jitfmha.export.kernels import (
     Selection,
@@ -172,7 +173,9 @@ def test_sets_say_what_is_compiled(tmp_path):
     kinds = [(x.arch, x.dtype, x.hdim_q, x.mode) for x in backward_passes(selection)]
     assert kinds == [("gfx942", "fp16", 96, "gm0")]
     only_ready = {"signature": fields | {"hdim_q": 64, "hdim_v": 64}}
-    assert not selected(only_ready | {"algorithm": {"pipeline": "ready"}}).declared
+    assert not backward_passes(selected(only_ready | {"algorithm": {"pipeline": "ready"}}))
+    appended = append_passes(selected(forward, appends=True))
+    assert {x.kernel.hdims for x in appended} == {(96, 96)}
     with pytest.raises(ValueError, match=f"{path} says what is compiled; features has no place"):
         selected(forward, features=(("alibi",),))
     with pytest.raises((NotImplementedError, ValueError), match="577"):

@@ -56,10 +56,8 @@ def append_passes(selection: Selection) -> tuple[AppendPass, ...]:
     """What is compiled for ``mha_fwd_appendkv``, each once; of the same calls the widest first."""
     if not selection.appends:
         return ()
-    passes = itertools.chain.from_iterable(
-        _passes(arch, *types)
-        for arch, types in itertools.product(selection.arches, selected_types(selection))
-    )
+    selected = dict.fromkeys(selected_types(selection))
+    passes = itertools.chain.from_iterable(itertools.starmap(_passes, selected))
     return tuple(dict.fromkeys(passes))
 
 

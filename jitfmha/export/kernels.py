@@ -77,7 +77,8 @@ class Selection(NamedTuple):
         kv_dtype: that of keys and values of such calls, where it is another one, of 8 bits.
         bias_dtype: that of biases that are added, where it is not the output's.
         subsets: what is compiled, in place of what the other fields say of it.
-        declared: the calls of a set of kernels, each with its architecture, in place of these.
+        declared: the calls of a set of kernels, each with its architecture, in place of these;
+            None: there is no set.
         few_queries: whether forward calls of few queries get kernels of their own, too.
         appends: whether keys are appended to caches, by kernels of their own.
         receipt: what is compiled passes it.
@@ -92,7 +93,7 @@ class Selection(NamedTuple):
     bf16_cvts: tuple[Bf16Cvt, ...] | None = None
     features: tuple[Features, ...] | None = None
     subsets: tuple[Subset, ...] = ()
-    declared: tuple[tuple[Arch, Combination], ...] = ()
+    declared: tuple[tuple[Arch, Combination], ...] | None = None
     kv_dtype: str | None = None
     few_queries: bool = False
     appends: bool = False
@@ -150,7 +151,7 @@ def selection_of_set(path: str | PathLike[str], selection: Selection) -> Selecti
             for each in entry.combinations if "compiled" in entry.pipelines else ():
                 wanted = _of_any_call(each)
                 if not entry.has_wildcards:
-                    any(_problems(selection, wanted, arch))
+                    tuple(_problems(selection, wanted, arch))  # raises what such a call would
                 declared[arch, wanted] = None
     return selection._replace(declared=tuple(declared))
 
@@ -180,7 +181,7 @@ class CompiledFor(NamedTuple):
 
     Attributes:
         features: words that are joined by "+"; none for a plain call.
-        access: how keys and values are reached.
+        has_wide_pages: whether pages are multiples of a wave's rows.
         slices, columns: of the output's columns there are as many slices, of so many.
         far_stride_bytes: from where on rows are too far apart.
         stacks_heads: whether the query heads that share a key head are rows of the same tiles.
@@ -192,7 +193,7 @@ class CompiledFor(NamedTuple):
 
     dtype: str
     features: str
-    access: Access
+    has_wide_pages: bool
     slices: int
     columns: int
     far_stride_bytes: int
@@ -398,13 +399,14 @@ _REFUSALS = NotImplementedError, TypeError, ValueError
 _MEANT_BY_OTHERS = Feature.LSE, Feature.PADDED_SEQUENCES
 
 
-def selected_types(selection: Selection) -> Iterator[tuple[str, str, tuple[int, int], bool]]:
-    """The dtypes of forward calls and of their keys, hdims, and whether pages may be packed."""
-    for subset in _subsets(selection):
-        if "forward" in subset.directions:
-            may_be_packed = any("packed_pages" in features for features in subset.features)
-            for dtypes, hdims in itertools.product(subset.dtypes, subset.hdims):
-                yield *dtypes, hdims, may_be_packed
+def selected_types(
+    selection: Selection,
+) -> Iterator[tuple[Arch, str, str, tuple[int, int], bool]]:
+    """The dtypes of forward calls and of their keys, hdims, and whether pages are packed."""
+    for arch, x in _every_combination(selection):
+        if x.direction == "forward":
+            is_packed = Feature.PACKED_PAGES in x.features
+            yield arch, x.dtype, x.kv_dtype, (x.hdim_q, x.hdim_v), is_packed
 
 
 def _subsets(selection: Selection) -> tuple[Subset, ...]:
@@ -437,7 +439,7 @@ def _of_any_call(wanted: Combination) -> Combination:
 
 
 def _every_combination(selection: Selection) -> Iterator[tuple[Arch, Combination]]:
-    if selection.declared:
+    if selection.declared is not None:
         yield from selection.declared
         return
     for arch, subset in itertools.product(selection.arches, _subsets(selection)):
@@ -617,7 +619,7 @@ def compiled_forward(traits: ForwardTraits) -> ForwardKernel:
     compiled_for = CompiledFor(
         dtype=traits.dtype,
         features=features_of(traits),
-        access=traits.access,
+        has_wide_pages=traits.access in _OF_ANY_SIZE,
         slices=traits.slices,
         columns=traits.made_columns,
         far_stride_bytes=far,

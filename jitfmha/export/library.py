@@ -20,7 +20,7 @@ from ..kernels.compiled.modifiers import OPEN_SIDE
 from ..kernels.compiled.sink_gradient import SINK_THREADS
 from ..kernels.compiled.tile_table import WAVE
 from ..kernels.compiled.tiles import tile_table
-from ..kernels.compiled.traits import LARGE_SOFTCAP, WIDE_PAGE_ROWS, WORD_END
+from ..kernels.compiled.traits import BUFFER_REACH, LARGE_SOFTCAP, WIDE_PAGE_ROWS, WORD_END
 from ..kernels.estimate import streaming_of
 from ..kernels.launcher import Block, LauncherKind, launcher_sources
 from ..kernels.ready.limits import FIELD_END, GRID_END, MOST_ROWS
@@ -180,6 +180,7 @@ def _calls(
             "word_end": WORD_END,
             "large_softcap": f"{LARGE_SOFTCAP}f",
             "wide_page_rows": WIDE_PAGE_ROWS,
+            "buffer_reach": BUFFER_REACH,
             "chips": ", ".join(_chip(each, pci_id) for each in chips() for pci_id in each.pci_ids),
             "unlisted_chips": ", ".join(
                 _chip(chip(architecture(arch).unlisted_chip), 0) for arch in get_args(Arch)
@@ -237,12 +238,12 @@ def _forward_entry(kernel: ForwardKernel) -> str:
     compiled_for = "{}"
     if made is not None:
         numbers = (
+            f"{_bool(made.has_wide_pages)}, "
             f"{made.slices}, {made.columns}, {made.far_stride_bytes}, "
             f"{_bool(made.stacks_heads)}, {made.most_stacked_queries}, {made.decode_blocks}, "
             f"{made.row_blocks}, {_bool(made.takes_turns)}"
         )
-        words = _quoted((made.features, made.access))
-        compiled_for = f"{{true, DataType::{made.dtype}, {words}, {numbers}}}"
+        compiled_for = f'{{true, DataType::{made.dtype}, "{made.features}", {numbers}}}'
     return (
         f"{{{_arch(kernel.arch)}, {row_in_cpp(row)}, {_bool(kernel.has_roundings)}, "
         f"{row.threads}, {names}, {compiled_for}, {_image(kernel, row.file)}}},"

@@ -36,7 +36,7 @@ from jitfmha.rows.heads.run import run_heads
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 # Without masks there are no kernels but those of heads.
-APPEND = Selection(("gfx942",), ("forward",), hdims=((64, 40),), masks=(), appends=True)
+APPEND = Selection(("gfx942",), ("forward",), hdims=((64, 40),), appends=True)
 NOTHING = Selection(("gfx942",), directions=(), hdims=((1, 1),))
 PACKED = (("packed_pages",),)
 WHERE = ("", "cache_batch_idx", "block_table", "packed_pages")
@@ -71,7 +71,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> ExportedCalls:
         if variable in os.environ:
             pytest.skip(f"{variable} is set, and exports have the kernels of this package")
     folder = tmp_path_factory.mktemp("export") / "append"
-    write_library(folder, NOTHING, EXPORTED)
+    write_library(folder, NOTHING, EXPORTED, keeps=lambda _: False)
     return ExportedCalls(build_shim(folder, build_shared(folder)), load("plain")._name)
 
 
@@ -294,6 +294,7 @@ def refused(calls: ExportedCalls, traits: dict[str, Any], arguments: dict[str, A
             {},
             "no kernel that appends keys of bf16, hdim 64x40, was exported for gfx942: python -m",
         ),
+        ({"data_type": 6}, {}, "--dtype bf8 --hdims 64x40 --features append has it"),
         ({"cache_type": 1}, {}, "--dtype bf16 --kv-dtype fp8 --hdims 64x40 --features append has"),
         ({"hdim_q": 8}, {"hdim_q": 8}, "--dtype bf16 --hdims 8x40 --features append has it"),
     ],
@@ -326,5 +327,5 @@ def test_the_flag_that_brings_them():
 def test_a_folder_without_attention_kernels(tmp_path: Path) -> None:
     """What is exported for appending alone compiles with no warning."""
     folder = tmp_path / "alone"
-    write_library(folder, NOTHING, EXPORTED[2:])
+    write_library(folder, NOTHING, EXPORTED[2:], keeps=lambda _: False)
     build_shared(folder)

@@ -507,6 +507,9 @@ def test_packed_pages_are_those_of_python(calls, rng):
     check_like_python(
         calls, call.arch, arguments, (q, k, v), block_table=table, **options, **groups
     )
+    assert b"_wide_packed_pages_" in calls.plan(arguments).kernel
+    arguments.page_size = 1 << 24  # of which a buffer reaches no page
+    assert b"_wide_packed_pages_" not in calls.plan(arguments).kernel
     arguments.page_size = 12
     with pytest.raises(CallError, match="page_size is 12; packed pages are in pieces of 16 bytes"):
         calls.plan(arguments)

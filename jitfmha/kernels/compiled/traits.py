@@ -46,7 +46,7 @@ _ROUNDINGS: dict[Bf16Cvt, str] = {
     "rtna": "nearest_away",
     "rtz": "towards_zero",
 }
-_BUFFER_REACH = 1 << 31
+BUFFER_REACH = 1 << 31
 _MOST_SHARED_HDIM = 192  # up to which kernels without features have two waves of a SIMD
 WIDE_PAGE_ROWS = 16  # of which wide pages have a multiple; the threads of a wave have one
 _LSE_BYTES = 4
@@ -382,7 +382,7 @@ def _streams(tile: Tile, dtype: str) -> bool:
 
 def far_stride_bytes(tile: Tile) -> int:
     """The stride from which on a tile reaches further than a buffer, and rows have addresses."""
-    return _BUFFER_REACH // tile.other_rows
+    return BUFFER_REACH // tile.other_rows
 
 
 def access_of(problem: Problem, tile: Tile) -> Access:
@@ -399,7 +399,7 @@ def access_of(problem: Problem, tile: Tile) -> Access:
 def has_wide_blocks(problem: Problem, tile: Tile) -> bool:
     """Whether the threads of a wave load rows of one page, which a buffer reaches."""
     page_bytes = problem.seqlen_k * problem.hdim_q * element_bytes(problem).kv
-    if problem.has_packed_pages and (problem.dtype == "fp32" or page_bytes >= _BUFFER_REACH):
+    if problem.has_packed_pages and (problem.dtype == "fp32" or page_bytes >= BUFFER_REACH):
         return False
     # Biases and dropout need the scalar registers that a wave's page would take.
     # And streamed rows are loaded by lanes that have rows of several pages.
