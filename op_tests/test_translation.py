@@ -59,6 +59,21 @@ def translated(text: str, folder: Path) -> str:
         ),
         ("def f(a: int) -> bool:\n    return a <= 3", "return a <= std::int64_t{3};"),
         ("def f(r: Row) -> int:\n    return r.rows if not r.rows < 3 else 0", "(!(r.rows < std"),
+        ("def f(a: int) -> int:\n    return a % 2", "return floor_mod(a, std::int64_t{2});"),
+        ("def f(a: float) -> int:\n    return round(a)", "return rounded(a);"),
+        ("def f(a: Sequence[float]) -> float:\n    return max(a)", "*std::max_element(a.begin(), "),
+        (
+            "def f(n: int) -> int:\n    a: list[int] = [i for i in range(n)]\n    return len(a)",
+            "  for (std::int64_t i = 0; i < n; ++i) {\n    a.push_back(i",
+        ),
+        (
+            "def f(r: Sequence[Row]) -> int:\n    for x in r:\n        return x.rows\n    return 0",
+            "for (const auto& x : r) {",
+        ),
+        (
+            "def f(n: int) -> int:\n    a: list[int] = [0] * n\n    a += [1] * n\n    return a[0]",
+            "a.insert(a.end(), static_cast<std::size_t>(n), std::int64_t{1});",
+        ),
     ],
 )
 def test_what_is_known(python, cpp, tmp_path):
@@ -68,7 +83,6 @@ def test_what_is_known(python, cpp, tmp_path):
 @pytest.mark.parametrize(
     ("python", "what"),
     [
-        ("def f(a: int) -> int:\n    return a % 2", "line 4: this operator"),
         ("def f(a: int) -> int:\n    return a ** 2", "line 4: this operator"),
         ("def f(a: int) -> int:\n    return print(a)", "line 4: a call of print"),
         ("def f(a: int) -> int:\n    return b", "line 4: the name b"),
@@ -82,6 +96,12 @@ def test_what_is_known(python, cpp, tmp_path):
             "line 4: this statement",
         ),
         ("def f(a: int) -> int:\n    for i in range(1, a):\n        pass", "line 4: a loop over"),
+        ("def f(a: Sequence[int]) -> int:\n    a.append(1)\n    return 1", "line 4: a change of a"),
+        ("def f(a: int) -> int:\n    b: int = a\n    return b", "line 4: an annotation of"),
+        (
+            "def f(a: Sequence[int]) -> int:\n    b: list[int] = a\n    return 1",
+            "line 4: this list",
+        ),
         ("def f(a: int):\n    return a", "line 3: a function without a type"),
         ("def f(a) -> int:\n    return a", "line 3: a without a type"),
         ("def f(a: int = 1) -> int:\n    return a", "line 3: arguments other than plain ones"),

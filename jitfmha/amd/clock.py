@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .chips import chip
+from .clock_speed import ClockSpeed
 
 _FILE = Path(__file__).with_name("clocks.json")
 
@@ -34,26 +35,18 @@ class Clock:
     activity: float
     measured_on: str
 
-    def seconds(self, cycles: float, matrix_cycles: float) -> float:
-        """Of so many cycles, in so many of which the matrix units are busy; by power, or peak."""
-        limited = cycles * self.cycle + matrix_cycles * self.cycle_of_matrix_work
-        return max(cycles / self.peak, limited)
-
     def at(self, matrix_busy: float) -> float:
         """The clock that a chip keeps up with its matrix units busy for this share, in Hz."""
-        return 1 / self.seconds(1.0, matrix_busy)
+        return 1 / self.speed.seconds(1.0, matrix_busy)
 
     @cached_property
-    def cycle(self) -> float:
-        """Seconds of a cycle without matrix work, if the peak did not limit the clock."""
-        busy, clock = self.points[0]
-        return 1 / clock - self.cycle_of_matrix_work * busy / self.activity
-
-    @cached_property
-    def cycle_of_matrix_work(self) -> float:
-        """Seconds that a cycle takes longer where matrix units are busy all the time."""
+    def speed(self) -> ClockSpeed:
+        """What a launch takes by its cycles."""
         (low, fast), (high, slow) = self.points[0], self.points[-1]
-        return self.activity * (1 / slow - 1 / fast) / (high - low)
+        of_matrix_work = self.activity * (1 / slow - 1 / fast) / (high - low)
+        return ClockSpeed(
+            self.peak, 1 / fast - of_matrix_work * low / self.activity, of_matrix_work
+        )
 
 
 @cache

@@ -188,8 +188,9 @@ def _rates() -> dict[str, object]:
             "{" + ", ".join(map(str, each.values())) + "}," for each in of_architectures
         ),
         "chip_rates": _rows(
-            f"{{{each.streaming:g}, {each.clock.cycle:g}, {each.clock.cycle_of_matrix_work:g}}},"
+            f"{{{each.streaming:g}, {speed.cycle:g}, {speed.cycle_of_matrix_work:g}}},"
             for each in map(rates.rates_of_chip, VIRTUAL_NODE.values())
+            for speed in (each.clock.speed,)
         ),
     }
 

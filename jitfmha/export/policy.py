@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import get_args
 
+from ..amd import clock_speed
 from ..amd.chips import Arch
-from ..amd.manifest import KernelDtype, KernelRow
+from ..amd.manifest import Grid, KernelDtype, KernelRow
+from ..kernels import launch_estimate
 from ..kernels.compiled import decode_policy, latent_policy, turns_policy
 from ..kernels.ready import combine_estimate, key_split, policy
 from .translation import Translation, Vocabulary
@@ -16,6 +18,7 @@ _ROW = {
     **dict.fromkeys(("hdim_q", "hdim_v", "mask", "mode", "bf16_cvt", "ts_qo", "ts_kv"), "int"),
     "workgroups_of_unit": "int",
     "can_split_keys": "bool",
+    "grid": "Grid",
 }
 """What the policy knows of a kernel."""
 
@@ -23,10 +26,11 @@ _ROW = {
 @cache
 def policy_in_cpp() -> Translation:
     """Translate the modules that decide to C++."""
-    enums = {"Arch": get_args(Arch), "KernelDtype": get_args(KernelDtype)}
+    enums = {"Arch": get_args(Arch), "KernelDtype": get_args(KernelDtype), "Grid": get_args(Grid)}
     vocabulary = Vocabulary(enums=enums, structs={"KernelRow": _ROW})
     of_compiled = decode_policy, latent_policy, turns_policy
-    modules = key_split, combine_estimate, policy, *of_compiled
+    of_launches = clock_speed, launch_estimate
+    modules = *of_launches, key_split, combine_estimate, policy, *of_compiled
     return Translation(modules, vocabulary)
 
 

@@ -4,11 +4,14 @@ So a policy is written once, in Python, and what is exported decides as Python d
 
 * modules of constants, functions, and structs (a ``NamedTuple`` or a frozen dataclass, with methods
   of which some may be class or static methods), all with annotations;
-* ``int``, ``float``, ``bool``, sequences of structs, and the structs and literal types that
+* ``int``, ``float``, ``bool``, sequences, and the structs and literal types that
   :class:`Vocabulary` names;
-* assignments, ``if``, ``for`` over a ``range``, ``return``;
+* lists, which an annotated assignment makes of ``[]``, ``[x]``, ``[x] * n``, a comprehension, or a
+  sequence that is ``sorted``, and which ``append``, ``heapreplace`` and ``+= [x] * n`` change;
+* assignments, ``if``, ``for`` over a ``range`` from 0 or a sequence, ``return``;
 * arithmetic, comparisons, ``and``, ``or``, ``not``, conditional expressions, subscripts,
-  attributes, calls of what is translated, and ``int``, ``isqrt``, ``len``, ``max`` and ``min``.
+  attributes, calls of what is translated, and ``ceil``, ``gcd``, ``int``, ``isqrt``, ``len``,
+  ``max``, ``min`` and ``round``.
 
 Everything else is an error that names file and line. An ``int`` has 64 bits in C++, and a ``float``
 is a ``double``: the same numbers come out as long as no integer leaves these, and as the compiler
@@ -36,6 +39,15 @@ _COMPARISONS = {
     ast.GtE: ">=",
 }
 _SEQUENCE = "Sequence"
+_SEQUENCES = (_SEQUENCE, "list")
+# By their names in Python: those in C++, the types that they take, and their results.
+_KNOWN_FUNCTIONS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "ceil": ("ceiling", ("float",), "int"),
+    "gcd": ("std::gcd", ("int", "int"), "int"),
+    "int": ("static_cast<std::int64_t>", ("float",), "int"),
+    "isqrt": ("isqrt", ("int",), "int"),
+    "round": ("rounded", ("float",), "int"),
+}
 _FREE = "[[maybe_unused]] inline "
 """Before functions: of a module a program may need some alone."""
 
@@ -110,6 +122,9 @@ class Translation:
     def value(self, type_name: str, value: Any) -> str:
         if type_name in self.enums:
             return f"{type_name}::{value}"
+        inside = _member_of(type_name)
+        if inside:
+            return f"{{{', '.join(self.value(inside, each) for each in value)}}}"
         if type_name in self.structs:
             fields = self.structs[type_name].fields.items()
             return f"{{{', '.join(self.value(x, getattr(value, name)) for name, x in fields)}}}"
@@ -215,14 +230,15 @@ class Translation:
         return f"{_comment(node)}{head} {{\n" + "\n".join(lines) + "\n}"
 
     def _type(self, annotation: str) -> str:
+        inside = _member_of(annotation)
+        if inside:
+            return f"std::vector<{self._type(inside)}>"
         return _SCALARS.get(annotation, annotation)
 
     def _parameter_type(self, annotation: str) -> str:
         if annotation in _SCALARS or annotation in self.enums:
             return self._type(annotation)
-        if annotation.startswith(f"{_SEQUENCE}["):
-            return f"const std::vector<{_arguments_of(annotation)[0]}>&"
-        return f"const {annotation}&"
+        return f"const {self._type(annotation)}&"
 
 
 class _Source:
@@ -291,9 +307,17 @@ class _Body:
             return [f"return {value};"]
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             return [self.assignment(node, node.targets[0], self.value(node.value))]
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            name = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
-            changed = ast.copy_location(ast.BinOp(name, node.op, node.value), node)
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            return self.new_list(node, node.value)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            return [self.change(node, node.value)]
+        if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.BinOp):
+            repeated = self.repeated(node, node.value, self.value(node.target))
+            if repeated:
+                of = self.list_of(node, node.target).text
+                return [f"{of}.insert({of}.end(), {repeated});"]
+        if isinstance(node, ast.AugAssign):
+            changed = ast.copy_location(ast.BinOp(node.target, node.op, node.value), node)
             return [self.assignment(node, node.target, self.value(changed))]
         if isinstance(node, ast.If):
             lines = [f"if ({self.condition(node.test)}) {{", *self.block(node.body, {})]
@@ -313,13 +337,79 @@ class _Body:
             return f"{self.translation._type(value.type)} {target.id} = {value.text};"
         return f"{target.id} = {self.converted(node, value, known)};"
 
+    def new_list(self, node: ast.AnnAssign, value: ast.expr) -> list[str]:
+        """A list, which is a copy: no other name is one for it."""
+        kind, name = ast.unparse(node.annotation), ast.unparse(node.target)
+        inside = _member_of(kind)
+        if not inside or not kind.startswith("list[") or name in self.scope:
+            raise self.source.refusal(node, "an annotation of anything but a new list")
+        self.scope[name] = kind
+        head, made = f"{self.translation._type(kind)} {name}", _Value(name, kind)
+        if isinstance(value, ast.ListComp) and len(value.generators) == 1:
+            (each,) = value.generators
+            name_of, of = ast.Name(name, ast.Load()), ast.copy_location
+            adds = ast.Call(ast.Attribute(name_of, "append", ast.Load()), [value.elt], [])
+            if not each.ifs:
+                body: list[ast.stmt] = [of(ast.Expr(of(adds, node)), node)]
+                return [f"{head};", *self.loop(of(ast.For(each.target, each.iter, body, []), node))]
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "sorted":
+            sequence = self.value(value.args[0])
+            if [ast.unparse(x) for x in value.keywords] == ["reverse=True"] and inside == "float":
+                return [f"{head} = descending({sequence.text});"]
+        repeated = self.repeated(node, value, made)
+        if repeated:
+            return [f"{head}({repeated});"]
+        if isinstance(value, ast.List):
+            members = (self.converted(node, self.value(x), inside) for x in value.elts)
+            return [f"{head} = {{{', '.join(members)}}};"]
+        raise self.source.refusal(node, "this list")
+
+    def repeated(self, node: ast.AST, value: ast.expr, of: _Value) -> str | None:
+        """How often a list of one member is repeated, and that member, for a list ``of`` such."""
+        inside = _member_of(of.type)
+        if not (isinstance(value, ast.BinOp) and isinstance(value.left, ast.List) and inside):
+            return None
+        (member,) = value.left.elts
+        count = self.converted(node, self.value(value.right), "int")
+        text = self.converted(node, self.value(member), inside)
+        return f"static_cast<std::size_t>({count}), {text}"
+
+    def list_of(self, node: ast.AST, value: ast.expr) -> _Value:
+        """A list that may change: one that a name of this function is for, or a member of it."""
+        found, name = self.value(value), value
+        while isinstance(name, ast.Subscript):
+            name = name.value
+        if not isinstance(name, ast.Name) or not found.type.startswith("list["):
+            raise self.source.refusal(node, f"a change of a {found.type}")
+        return found
+
+    def change(self, node: ast.stmt, call: ast.Call) -> str:
+        """A statement that changes a list."""
+        function = call.func
+        if isinstance(function, ast.Attribute) and function.attr == "append":
+            (member,) = call.args
+            changed, form = self.list_of(node, function.value), "{}.push_back({});"
+        elif ast.unparse(function) == "heapreplace":
+            of, member = call.args
+            changed, form = self.list_of(node, of), "heapreplace({}, {});"
+        else:
+            raise self.source.refusal(node, "this statement")
+        inside = str(_member_of(changed.type))
+        return form.format(changed.text, self.converted(node, self.value(member), inside))
+
     def loop(self, node: ast.For) -> list[str]:
         call, name = node.iter, node.target
-        is_range = isinstance(call, ast.Call) and ast.unparse(call.func) == "range"
-        if not isinstance(call, ast.Call) or not is_range or len(call.args) != 1:
-            raise self.source.refusal(node, "a loop over anything but a range from 0")
         if not isinstance(name, ast.Name):
             raise self.source.refusal(node, "a loop with anything but a name")
+        if not isinstance(call, ast.Call) or ast.unparse(call.func) != "range":
+            each = self.value(call)
+            inside = _member_of(each.type)
+            if not inside:
+                raise self.source.refusal(node, f"a loop over a {each.type}")
+            head = f"for (const auto& {name.id} : {each.text}) {{"
+            return [head, *self.block(node.body, {name.id: inside}), "}"]
+        if len(call.args) != 1:
+            raise self.source.refusal(node, "a loop over anything but a range from 0")
         end = self.converted(node, self.value(call.args[0]), "int")
         head = f"for (std::int64_t {name.id} = 0; {name.id} < {end}; ++{name.id}) {{"
         return [head, *self.block(node.body, {name.id: "int"}), "}"]
@@ -372,10 +462,11 @@ class _Body:
     def subscript(self, node: ast.Subscript) -> _Value:
         of, index = self.value(node.value), self.value(node.slice)
         text = f"{of.text}[static_cast<std::size_t>({index.text})]"
-        kind, *arguments = of.type.split("[")[0], *_arguments_of(of.type)
-        if kind == _SEQUENCE and index.type == "int":
-            return _Value(text, arguments[0])
-        if kind == "dict" and index.type == arguments[0]:
+        inside = _member_of(of.type)
+        if inside and index.type == "int":
+            return _Value(text, inside)
+        arguments = _arguments_of(of.type)
+        if of.type.startswith("dict[") and index.type == arguments[0]:
             return _Value(text, arguments[1])
         raise self.source.refusal(node, f"a {index.type} as a subscript of a {of.type}")
 
@@ -395,6 +486,8 @@ class _Body:
         are_ints = left.type == right.type == "int"
         if isinstance(node.op, ast.FloorDiv) and are_ints:
             return _Value(f"floor_div({left.text}, {right.text})", "int")
+        if isinstance(node.op, ast.Mod) and are_ints:
+            return _Value(f"floor_mod({left.text}, {right.text})", "int")
         sign = "/" if isinstance(node.op, ast.Div) else _ARITHMETIC.get(type(node.op))
         if sign is None:
             raise self.source.refusal(node, "this operator")
@@ -440,15 +533,16 @@ class _Body:
             text = self.arguments(node, parameters)
             return _Value(f"{struct}{{{text}}}", struct)
         values = [self.value(x) for x in node.args]
-        if name in ("min", "max") and len(values) > 1:
+        if name in ("min", "max") and len(values) > 1 and values[0].type in _SCALARS:
             texts, kind = self.alike(node, values)
             return _Value(f"std::{name}<{_SCALARS[kind]}>({{{', '.join(texts)}}})", kind)
         types = [x.type for x in values]
-        if name == "isqrt" and types == ["int"]:
-            return _Value(f"isqrt({values[0].text})", "int")
-        if name == "int" and types == ["float"]:
-            return _Value(f"static_cast<std::int64_t>({values[0].text})", "int")
-        if name == "len" and types[0].startswith(_SEQUENCE):
+        if name in ("min", "max") and _member_of(types[0]) in ("int", "float"):
+            return _Value(f"*std::{name}_element({_ends(values[0])})", str(_member_of(types[0])))
+        if name in _KNOWN_FUNCTIONS and tuple(types) == _KNOWN_FUNCTIONS[name][1]:
+            known, _, result = _KNOWN_FUNCTIONS[name]
+            return _Value(f"{known}({', '.join(x.text for x in values)})", result)
+        if name == "len" and _member_of(types[0]):
             return _Value(f"static_cast<std::int64_t>({values[0].text}.size())", "int")
         raise self.source.refusal(node, f"a call of {name}")
 
@@ -486,7 +580,7 @@ class _Body:
     def alike(self, node: ast.expr, values: Sequence[_Value]) -> tuple[list[str], str]:
         """The texts with one type: that of all, or float where some are int."""
         types = {x.type for x in values}
-        if len(types) == 1 and types <= _SCALARS.keys():
+        if len(types) == 1 and types <= {*_SCALARS, *self.translation.structs}:
             return [x.text for x in values], values[0].type
         if types != {"int", "float"}:
             raise self.source.refusal(node, f"a choice among {', '.join(sorted(types))}")
@@ -494,7 +588,7 @@ class _Body:
 
     def converted(self, node: ast.AST, value: _Value, to: str) -> str:
         """The value where one of the type ``to`` is expected."""
-        if value.type == to:
+        if value.type == to or (_member_of(to) and _member_of(value.type) == _member_of(to)):
             return value.text
         if (value.type, to) != ("int", "float"):
             raise self.source.refusal(node, f"a {value.type} in the place of a {to}")
@@ -513,6 +607,16 @@ def _literal(value: object) -> str:
 
 def _constant_name(name: str) -> str:
     return "k" + "".join(word.capitalize() for word in name.split("_"))
+
+
+def _member_of(annotation: str) -> str | None:
+    """The type of the members of a sequence or list."""
+    kind, _, inside = annotation.partition("[")
+    return inside.removesuffix("]") if kind in _SEQUENCES else None
+
+
+def _ends(sequence: _Value) -> str:
+    return f"{sequence.text}.begin(), {sequence.text}.end()"
 
 
 def _arguments_of(annotation: str) -> list[str]:

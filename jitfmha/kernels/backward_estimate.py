@@ -11,7 +11,8 @@ from typing import NamedTuple
 from ..planning.target import AmdTarget
 from ..problem.problem import Problem
 from .cycles import CyclesOf, Part, kernel_cycles
-from .estimate import MOST_TILES, Lengths, Machine, Moved, spans_of_tiles
+from .estimate import band_of, lengths_of, machine_of
+from .launch_estimate import MOST_TILES, WAITED_FOR, Machine, Moved, spans_of_tiles
 from .ready.key_split import LAUNCH_GAP_SECONDS
 
 _ELEMENT_BYTES, _SUM_BYTES = 2, 4
@@ -44,7 +45,7 @@ def backward_seconds(
     problem: Problem, target: AmdTarget, kernels: BackwardKernels, seqlen_q: int, seqlen_k: int
 ) -> float:
     """The seconds of a pass with lengths as those of sizes, in gm1 of all sequences together."""
-    machine = Machine.of(target)
+    machine = machine_of(target)
     packs = problem.packs
     lengths = -(-seqlen_q // packs), -(-seqlen_k // packs)
     if min(lengths) == 0 or problem.is_empty:
@@ -94,17 +95,17 @@ def _seconds(
         if not kernels.has_lines_of_queries:
             lines, rounds = problem.batch * problem.heads_k, gqa
     tiles = -(-own // cycles.rows)
-    spans = spans_of_tiles(mask, own, other, tiles, cycles.rows, -(-tiles // MOST_TILES))
+    spans = spans_of_tiles(band_of(mask), own, other, tiles, cycles.rows, -(-tiles // MOST_TILES))
     if kernels.kernels == "compiled" and measured[0].rows < cycles.rows:
         cycles = measured[0].towards(cycles, own / tiles)
     counts = [rounds * -(-(end - begin) // _STEP) * _STEP for begin, end in spans]
     workgroups = lines * tiles
-    shared = min(cycles.most_shared, -(-workgroups // machine.compute_units))
+    shared = min(cycles.most_shared(), -(-workgroups // machine.compute_units))
     launches = []
-    for lengths_of_pack in Lengths.of(problem):
+    for lengths_of_pack in lengths_of(problem):
         rows = [count * share for share in lengths_of_pack.keys for count in counts]
         sizes = [cycles.of_workgroup(shared, count) for count in rows]
-        launches.append(machine.cycles_of_lines(sizes, lines, tiles, shared))
+        launches.append(machine.cycles_of_lines(sizes, lines, tiles, shared, 1, 1))
     launch = sum(launches) / len(launches)
     if part == "deterministic":
         tile = 32 * max(128 // hdims[0], 1)  # of queries
@@ -121,4 +122,4 @@ def _seconds(
     seen = [span for span, count in zip(spans, counts, strict=True) if count]
     others = max(end for _, end in seen) - min(begin for begin, _ in seen) if seen else 0
     moved = Moved(2 * widths * of_own * own * seeing, widths * of_other * others)
-    return machine.overlapped(machine.seconds_of(launch, total), moved, shared)
+    return machine.overlapped(machine.seconds_of(launch, total), moved, shared, WAITED_FOR)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..amd.chips import Arch
+from .launch_estimate import KernelCycles
 
 CyclesOf = Literal["ready", "compiled", "aiter"]
 """Whose kernels: code objects of ours or of AITER's, or what is compiled for a call."""
@@ -26,58 +27,8 @@ COLUMNS = (
     *("cycles_of_row", "cycles_once"),
 )
 _FILE = Path(__file__).with_name("cycles.csv")
-WAVE_ROWS = 32
 # Others have the cycles of this data type.
 _USUAL_DTYPE = "bf16"
-
-
-class KernelCycles(NamedTuple):
-    """What workgroups take, by how many of them share a compute unit, beginning with one.
-
-    Attributes:
-        rows: that a workgroup has: queries, or keys of kernels that make dk and dv.
-        of_row: cycles for each row that it goes through, of keys or queries.
-        once: cycles beside those.
-    """
-
-    rows: int
-    of_row: tuple[float, ...]
-    once: tuple[float, ...]
-
-    @property
-    def most_shared(self) -> int:
-        """How many workgroups a compute unit has room for."""
-        return len(self.of_row)
-
-    def with_rows(self, rows: int) -> KernelCycles:
-        """What workgroups with another number of rows take, in proportion."""
-        return self._replace(rows=rows, of_row=tuple(x * rows / self.rows for x in self.of_row))
-
-    def of_workgroup(self, shared: int, rows: float) -> float:
-        """Cycles of each of ``shared`` workgroups of a unit that go through so many rows.
-
-        One that goes through none ends at once.
-        """
-        if not rows:
-            return 0.0
-        return self.once[shared - 1] + self.of_row[shared - 1] * rows
-
-    def towards(self, other: KernelCycles, rows: float) -> KernelCycles:
-        """Between these and the ``other`` ones of a kernel whose waves without rows do nothing.
-
-        Workgroups have so many ``rows`` on average, of which a wave has `WAVE_ROWS`.
-        """
-        waves = -(-min(rows, other.rows) // WAVE_ROWS)
-        share = (waves * WAVE_ROWS - self.rows) / (other.rows - self.rows)
-
-        def between(least: tuple[float, ...], most: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(a + share * (b - a) for a, b in zip(least, most, strict=True))
-
-        return KernelCycles(
-            int(self.rows + share * (other.rows - self.rows)),
-            between(self.of_row, other.of_row),
-            between(self.once, other.once),
-        )
 
 
 @cache

@@ -21,7 +21,8 @@ from jitfmha.jit.errors import CompilerNotFound
 from jitfmha.jit.resources import hsa_dir
 from jitfmha.jit.toolchain import device_hip
 from jitfmha.kernels.cycles import kernel_cycles
-from jitfmha.kernels.estimate import Lengths, Machine, Moved
+from jitfmha.kernels.estimate import lengths_of
+from jitfmha.kernels.launch_estimate import WAITED_FOR, Machine, Moved
 from jitfmha.planning.plan import Plan
 from jitfmha.planning.target import Target
 from jitfmha.problem.arguments import Arguments
@@ -248,10 +249,10 @@ def test_estimates_know_how_long_the_longest_sequence_is_told_to_be():
 def test_the_lengths_that_are_assumed(batch):
     tensors, options = packed([64] * batch, 64)
     problem = make_problem(Arguments.of(*tensors, options))
-    equal, exponential = Lengths.of(problem)
-    assert equal == ((1.0,), (1.0,))
+    equal, exponential = lengths_of(problem)
+    assert equal == ([1.0], [1.0])
     for twice in range(2, 2 * min(batch, 8) + 1):
-        (told,) = Lengths.of(problem._replace(unevenness=(2, twice)))
+        (told,) = lengths_of(problem._replace(unevenness=(2, twice)))
         assert told.queries == pytest.approx([1.0] * min(batch, 8))
         assert told.keys[0] == twice / 2
         for shares in (told.keys, exponential.keys):
@@ -261,9 +262,9 @@ def test_the_lengths_that_are_assumed(batch):
 
 
 def test_memory_bounds_a_launch_and_is_waited_for_by_few_waves():
-    machine = Machine("gfx942", 304, 8, 1e12, clock_of("MI300X"))
+    machine = Machine("gfx942", 304, 8, 4, 1e12, clock_of("MI300X").speed)
     moved = Moved(at_ends=1e6, streamed=1e7)  # in 1 and 10 us
-    assert machine.overlapped(0.0, moved, 4) == pytest.approx(11e-6)
-    alone, *others = (machine.overlapped(2e-5, moved, waves) for waves in (1, 2, 4))
+    assert machine.overlapped(0.0, moved, 4, WAITED_FOR) == pytest.approx(11e-6)
+    alone, *others = (machine.overlapped(2e-5, moved, waves, WAITED_FOR) for waves in (1, 2, 4))
     assert 2.6e-5 < alone < 3.1e-5
     assert alone > others[0] > others[1] > 2.1e-5

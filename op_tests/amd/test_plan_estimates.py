@@ -16,8 +16,9 @@ from jitfmha.amd.clock import clock_of
 from jitfmha.kernels import cycles
 from jitfmha.kernels.compiled.decode import decode_tile
 from jitfmha.kernels.compiled.traits import forward_tile
-from jitfmha.kernels.cycles import KernelCycles, kernel_cycles
-from jitfmha.kernels.estimate import ForwardEstimate, Lengths, Machine
+from jitfmha.kernels.cycles import kernel_cycles
+from jitfmha.kernels.estimate import lengths_of
+from jitfmha.kernels.launch_estimate import ForwardEstimate, KernelCycles, Machine
 from jitfmha.kernels.ready.combine_estimate import combine_seconds
 from jitfmha.kernels.ready.key_split import KeySplit
 from jitfmha.problem.arguments import Arguments
@@ -30,19 +31,19 @@ _ENGINES, _UNITS_OF_ENGINE, _XCDS = 4, 8, 8
 
 def _machine() -> Machine:
     units = _XCDS * _ENGINES * _UNITS_OF_ENGINE
-    return Machine("gfx950", units, _XCDS, 7e12, clock_of("MI355X"))
+    return Machine("gfx950", units, _XCDS, _ENGINES, 7e12, clock_of("MI355X").speed)
 
 
 @pytest.mark.parametrize("lines_of_xcd", [_UNITS_OF_ENGINE, 64, 1024])
 def test_an_engine_gets_the_longest_tile_of_every_line(lines_of_xcd):
     sizes = [4000.0, 3000.0, 2000.0, 1000.0]
-    cycles = _machine().cycles_of_lines(sizes, _XCDS * lines_of_xcd, _ENGINES, shared=1)
+    cycles = _machine().cycles_of_lines(sizes, _XCDS * lines_of_xcd, _ENGINES, 1, 1, 1)
     assert cycles == pytest.approx(sizes[0] * lines_of_xcd / _UNITS_OF_ENGINE)
 
 
 def test_engines_share_the_tiles_of_lines_that_do_not_divide_by_them():
     sizes = [5000.0, 4000.0, 3000.0, 2000.0, 1000.0]
-    cycles = _machine().cycles_of_lines(sizes, _XCDS * 64, len(sizes), shared=1)
+    cycles = _machine().cycles_of_lines(sizes, _XCDS * 64, len(sizes), 1, 1, 1)
     mean = 64 * sum(sizes) / (_ENGINES * _UNITS_OF_ENGINE)
     assert mean <= cycles <= mean + sizes[0]
 
@@ -52,7 +53,7 @@ def test_engines_get_the_tiles_of_heads_that_have_them_in_turn():
     sizes, lines = [2000.0, 1000.0], _XCDS * 64
 
     def cycles(group: int) -> float:
-        return _machine().cycles_of_lines(sizes, lines, 2, shared=1, group=group)
+        return _machine().cycles_of_lines(sizes, lines, 2, 1, group, 1)
 
     assert cycles(1) == cycles(2) == 64 / (_ENGINES // 2 * _UNITS_OF_ENGINE) * sizes[0]
     mean = 64 * sum(sizes) / (_ENGINES * _UNITS_OF_ENGINE)
@@ -89,14 +90,14 @@ def test_xcds_get_all_workgroups_of_packed_sequences(monkeypatch, mask, batch, h
 def test_xcds_share_the_tiles_of_one_line():
     sizes = [1.0] * 16
     sizes[8] = 1000.0
-    assert _machine().cycles_of_lines(sizes, 1, len(sizes), shared=1) == 1000
+    assert _machine().cycles_of_lines(sizes, 1, len(sizes), 1, 1, 1) == 1000
 
 
 def test_workgroups_of_more_waves_take_what_lies_between():
-    few, every = KernelCycles(32, (10.0,), (1000.0,)), KernelCycles(128, (40.0,), (4000.0,))
+    few, every = KernelCycles(32, [10.0], [1000.0]), KernelCycles(128, [40.0], [4000.0])
     assert few.towards(every, 1) == few.towards(every, 32) == few
     assert few.towards(every, 97) == few.towards(every, 128) == every
-    assert few.towards(every, 33) == KernelCycles(64, (20.0,), (2000.0,))
+    assert few.towards(every, 33) == KernelCycles(64, [20.0], [2000.0])
     assert every.of_workgroup(1, 100) == 4000 + 40 * 100
     assert every.of_workgroup(1, 0) == 0
 
@@ -124,7 +125,7 @@ def test_what_workgroups_take_grows_with_keys_and_with_those_that_share_a_unit()
             kernel = KernelCycles(int(row["rows"]), of_row, once)
             assert min(*of_row, *once) > 0, row
             for keys in (512, 2048):
-                taken = [kernel.of_workgroup(n + 1, keys) for n in range(kernel.most_shared)]
+                taken = [kernel.of_workgroup(n + 1, keys) for n in range(kernel.most_shared())]
                 # Another order of waves may save a little.
                 assert all(b > 0.95 * a for a, b in pairwise(taken)), row
 
@@ -174,8 +175,8 @@ def test_keys_that_kernels_for_few_rows_begin_with_hide_behind_nothing():
         for each in kernel_cycles("gfx942", "compiled", "decode", "bf16", (128, 128), False)
         if each.rows == plan.rows()[0].ts_qo
     )
-    rounds = 256 * 8 / (304 * kernel.most_shared)
-    compute = rounds * kernel.of_workgroup(kernel.most_shared, 64) / clock_of("MI300X").peak
+    rounds = 256 * 8 / (304 * kernel.most_shared())
+    compute = rounds * kernel.of_workgroup(kernel.most_shared(), 64) / clock_of("MI300X").peak
     streamed = 2 * k.numel() * k.element_size() / (1e9 * chip("MI300X").streaming_gb_s)
     assert plan.seconds(8, 64) > streamed + compute
 
@@ -210,7 +211,7 @@ def test_uneven_sequences_are_as_long_as_all_together(packs, longest_q):
     problem = make_problem(Arguments.of(q, q, q, packed))
     for longest_k in (None, *range(MOST_UNEVEN + 1)):
         told = problem._replace(unevenness=(longest_q, longest_k))
-        for lengths in Lengths.of(told):
+        for lengths in lengths_of(told):
             for shares in lengths:
                 assert min(shares) >= 0
                 assert sum(shares) == pytest.approx(len(shares))

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from ...planning.target import AmdTarget
 from ...problem.problem import Problem
 from ..cycles import Part
-from ..estimate import ForwardEstimate
+from ..estimate import forward_estimate
+from ..launch_estimate import ForwardEstimate
 from .split_choice import SplitChoice
 from .traits import ForwardTraits, blocks_of, forward_tile, stacks_heads
 from .work_list import listing_seconds
@@ -40,13 +41,13 @@ class CompiledEstimate:
         if is_listed:
             return estimate.seconds(seqlen_q, seqlen_k, 1) + listing
         seconds = 0.0
-        for lengths in estimate.lengths:
+        for lengths in estimate.call.lengths:
             # As many as pay for the longest sequences.
             longest_q = round(lengths.queries[0] * seqlen_q)
             num_splits, _ = splits.splits(longest_q, round(lengths.keys[0] * seqlen_k))
             seconds += estimate.seconds_of(lengths, seqlen_q, seqlen_k, num_splits)
             seconds += splits.combine_seconds(longest_q, num_splits)
-        return seconds / len(estimate.lengths)
+        return seconds / len(estimate.call.lengths)
 
     def num_splits(self, seqlen_q: int, seqlen_k: int) -> int:
         """Into how many parts keys go, where all sequences are equally long."""
@@ -65,13 +66,13 @@ class CompiledEstimate:
         )
         row = traits.row()
         part: Part = "decode" if decode_blocks else "forward"
-        estimate = ForwardEstimate(
+        estimate = forward_estimate(
             *(problem, self._target, "compiled", row, traits.slices),
             part=part,
             is_shared=traits.lists_work,
         )
         # As many waves share a SIMD as workgroups of four waves share a unit.
-        row = row._replace(waves_of_simd=estimate.most_shared)
+        row = row._replace(waves_of_simd=estimate.most_shared())
         splits = SplitChoice(
             *(problem, self._target, row, traits.slices, traits.made_columns),
             streams=traits.decode_blocks is not None,

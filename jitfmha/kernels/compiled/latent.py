@@ -11,7 +11,7 @@ from ...planning.target import AmdTarget
 from ...problem.dtypes import DTYPE_BYTES
 from ...problem.problem import Problem
 from ...problem.score_features import AskedModifiers
-from ..estimate import Machine
+from ..estimate import machine_of
 from ..ready.key_split import Splits
 from .decode_policy import BLOCK_ROWS
 from .latent_policy import latent_blocks, limited_splits, most_streams
@@ -87,7 +87,7 @@ class LatentSplits(SplitChoice):
         tile_bytes = tile.other_rows * problem.hdim_q * DTYPE_BYTES[problem.kv_dtype]
         self._most_streams = most_streams(
             *(self._split.sequences, target.arch, tile.tile_q // BLOCK_ROWS, tile_bytes),
-            Machine.of(target).bytes_per_second,
+            machine_of(target).bytes_per_second,
         )
 
     def _splits(self, seqlen_q: int, seqlen_k: int) -> Splits:

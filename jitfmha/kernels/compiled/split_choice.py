@@ -7,7 +7,7 @@ from functools import lru_cache
 from ...amd.manifest import KernelRow
 from ...planning.target import AmdTarget
 from ...problem.problem import Problem
-from ..estimate import Machine
+from ..estimate import machine_of
 from ..ready.combine_estimate import combine_seconds
 from ..ready.key_split import ONE_SPLIT, KeySplit, Splits
 from .decode import streamed_keys
@@ -45,7 +45,7 @@ class SplitChoice:
         self._streamed: StreamedSplits | None = None
         if streams:
             keys, waves = streamed_keys(problem), row.threads // WAVE
-            speed = Machine.of(target).bytes_per_second
+            speed = machine_of(target).bytes_per_second
             of_kernel = self._split, keys, self._rows_of_query, target.arch, row.ts_kv, waves
             self._streamed = StreamedSplits.of(*of_kernel, speed)
             # Lengths of a decode loop have as many tiles for a while.

@@ -9,7 +9,7 @@ from ...amd.chips import Arch
 from ...problem.dtypes import DTYPE_BYTES, FP8_NAMES
 from ...problem.features import Feature
 from ...problem.problem import PlainSizes, Problem, Sizes
-from ..cycles import WAVE_ROWS
+from ..launch_estimate import WAVE_ROWS
 from ..rules import ATTENTION
 from .tile_table import Tile
 from .turns_policy import may_take_turns, may_take_turns_in_packed_pages, rows_between_pages

@@ -10,8 +10,9 @@ from ...amd.kernel_arguments import ROW_BLOCK, SHARE_BEGIN
 from ...amd.manifest import KernelRow
 from ...planning.target import AmdTarget
 from ...problem.problem import Problem, element_bytes
-from ..cycles import WAVE_ROWS, kernel_cycles
-from ..estimate import Machine
+from ..cycles import kernel_cycles
+from ..estimate import machine_of
+from ..launch_estimate import WAVE_ROWS
 from ..launcher import ListedWork
 from ..ready.key_split import LAUNCH_GAP_SECONDS, MOST_SPLITS, Splits
 from .tile_table import Tile
@@ -38,7 +39,7 @@ _LISTING_SECONDS = 2 * LAUNCH_GAP_SECONDS + 6e-6 + 6e-6
 def listing_seconds(target: AmdTarget, row: KernelRow) -> float:
     """What a call takes beside its persistent workgroups, of which each leaves two parts."""
     part_bytes = 4 * _floats_of_parts(_workgroups(target, row), row)
-    return _LISTING_SECONDS + part_bytes / Machine.of(target).bytes_per_second
+    return _LISTING_SECONDS + part_bytes / machine_of(target).bytes_per_second
 
 
 def may_list_work(problem: Problem, tile: Tile, *, streams: bool) -> bool:
@@ -95,12 +96,12 @@ def _costs(problem: Problem, target: AmdTarget, row: KernelRow) -> tuple[int, in
     hdims = problem.hdim_q, problem.hdim_v
     is_masked = not problem.mask.is_none
     few, *_, every = kernel_cycles(target.arch, "compiled", "forward", dtype, hdims, is_masked)
-    shared = min(row.workgroups_of_unit, every.most_shared)
+    shared = min(row.workgroups_of_unit, every.most_shared())
     once = few.once[shared - 1]
     of_wave = (every.once[shared - 1] - once) / (row.ts_qo // WAVE_ROWS - 1)
     of_tile = every.of_row[shared - 1] * row.ts_kv
     tile_bytes = shared * row.ts_kv * sum(hdims) * element_bytes(problem).kv
-    streamed = Machine.of(target).cycles_of_bytes(tile_bytes)
+    streamed = machine_of(target).cycles_of_bytes(tile_bytes)
     of_tile += _STREAMED * max(streamed - of_tile, 0)
     cycles = once - of_wave + _LISTED, of_wave, of_tile
     block, wave, key_tile = (round(x / _UNIT) for x in cycles)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...amd.manifest import KernelRow
 from ...planning.target import AmdTarget
 from ...problem.problem import Problem
-from ..estimate import ForwardEstimate
+from ..estimate import forward_estimate
 from .combine_estimate import combine_seconds
 from .key_split import ONE_SPLIT, Splits
 from .policy import STEP_K, STEP_Q, Candidate, Load, quickest, steps
@@ -59,7 +59,7 @@ class TileChoice:
         by_size = sorted(rows, key=lambda row: -row.ts_qo)
         self._candidates = [Candidate.of(row, self._load) for row in by_size]
         self._estimates = {
-            row: ForwardEstimate(
+            row: forward_estimate(
                 problem, target, "aiter" if row.abi == "aiter" else "ready", row, slices=1
             )
             for row in by_size
@@ -89,12 +89,12 @@ class TileChoice:
         estimate = self._estimates[row]
         key_split = next(x.key_split for x in self._candidates if x.row is row)
         seconds = 0.0
-        for lengths in estimate.lengths:
+        for lengths in estimate.call.lengths:
             longest = round(lengths.queries[0] * seqlen_q)
             num_splits, _ = splits_of(longest) if splits_of else splits
             seconds += estimate.seconds_of(lengths, seqlen_q, seqlen_k, num_splits)
             seconds += combine_seconds(key_split, longest, num_splits)
-        return seconds / len(estimate.lengths)
+        return seconds / len(estimate.call.lengths)
 
     def _choose(self, seqlen_q: int, seqlen_k: int) -> Tile:
         candidates, load = self._candidates, self._load
