@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 _SCALARS = {"int": "std::int64_t", "float": "double", "bool": "bool"}
-_ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
+_ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.LShift: "<<"}
 _COMPARISONS = {
     ast.Eq: "==",
     ast.NotEq: "!=",
@@ -555,6 +555,8 @@ class _Body:
             struct, before = self.owner, "this->"
         else:
             value = self.value(of)
+            if value.type == "int" and function.attr == "bit_length":
+                return _Value(f"bit_length({value.text})", "int")
             struct, before = value.type, f"{value.text}."
         known = self.translation.structs.get(struct or "")
         if known is None or function.attr not in known.methods:

@@ -22,6 +22,7 @@ from ..problem.arguments import MAX_NUM_SPLITS, Tensors
 from ..problem.features import Feature
 from ..problem.problem import PlainSizes, Problem
 from ..version import __version__
+from .level import LEVEL, first_level, key_step, whole_keys, whole_queries
 from .measured import Lengths, Measured, Variant, nearest
 from .specification import Algorithm, Stage, family_of
 from .target import Target
@@ -151,20 +152,7 @@ class Plan(ABC):
 _NAMED_BONUS = 1.1
 """How many times as long kernels of a tree that the user names may take."""
 
-_LEVEL = 1.03
-"""Over the least estimate, up to which plans are level, so that their order decides.
-
-Of drawn calls half have estimates that are off by more than 5 % against each other. What comes
-first in order is there, or takes less to begin with: the first call need not wait for a compiler,
-nor each call for work to be listed. Whether a cache has a kernel already is not looked at, since
-then a call would depend on what others did before.
-"""
-
-
 _MOST_CHOSEN = 4096
-# Lengths count in steps, so that a loop whose lengths grow seldom has to choose anew: of a
-# sixteenth to a thirty-second of them, and of keys at least so many.
-_STEP_BITS, _LEAST_KEY_BITS = 5, 5
 
 
 class Time(NamedTuple):
@@ -214,7 +202,7 @@ class Contest:
         lengths = self._whole_steps(seqlen_q, seqlen_k)
         plan = self._remembered(lengths)
         end = lengths[1]
-        before = end - (self._packs << _key_bits(max(end // self._packs - 1, 0)))
+        before = end - self._packs * key_step(max(end // self._packs - 1, 0))
         self._last = seqlen_q, before, end, plan
         return plan
 
@@ -234,10 +222,7 @@ class Contest:
         packs = self._packs
         if packs > 1:
             seqlen_q, seqlen_k = -(-seqlen_q // packs), -(-seqlen_k // packs)
-        bits_q = max(seqlen_q.bit_length() - _STEP_BITS, 0)
-        bits_k = _key_bits(seqlen_k)
-        seqlen_q, seqlen_k = -(-seqlen_q >> bits_q) << bits_q, -(-seqlen_k >> bits_k) << bits_k
-        return seqlen_q * packs, seqlen_k * packs
+        return whole_queries(seqlen_q) * packs, whole_keys(seqlen_k) * packs
 
     def _least(self, seqlen_q: int, seqlen_k: int) -> Plan:
         first, *others = self.plans
@@ -253,11 +238,11 @@ class Contest:
         ]
         if not known:
             return first
-        least, best, time = min(known, key=lambda each: each[0])
+        _, best, time = min(known, key=lambda each: each[0])
         if best.is_named or time.is_measured:
             return best
-        level = (x for rank, x, _ in known if rank <= least * _LEVEL and not x.is_named)
-        return next(level)
+        others = [(rank, plan) for rank, plan, _ in known if not plan.is_named]
+        return others[first_level([rank for rank, _ in others])][1]
 
     def _times(self, seqlen_q: int, seqlen_k: int) -> tuple[Time, ...]:
         plans = self.plans
@@ -299,11 +284,6 @@ class Contest:
         return estimate * median(off) if off else estimate
 
 
-def _key_bits(seqlen_k: int) -> int:
-    """Of a step of keys: its binary logarithm."""
-    return max(seqlen_k.bit_length() - _STEP_BITS, _LEAST_KEY_BITS)
-
-
 def _rank(plan: Plan, seconds: float) -> float:
     """The seconds that count: naming a tree means something where others are a little quicker."""
     return seconds / _NAMED_BONUS if plan.is_named else seconds
@@ -313,7 +293,7 @@ def why_longer(plan: Plan) -> str:
     """Why a plan is taken although another one is estimated to take less, in words."""
     if plan.is_named:
         return f"Kernels of a tree that is named may take {_NAMED_BONUS - 1:.0%} longer."
-    return f"Estimates up to {_LEVEL - 1:.0%} over the least are level; it is preferred to others."
+    return f"Estimates up to {LEVEL - 1:.0%} over the least are level; it is preferred to others."
 
 
 _LEAST_KEYS_OF_SPLIT = 128

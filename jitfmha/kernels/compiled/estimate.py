@@ -12,6 +12,7 @@ from ..cycles import Part
 from ..estimate import forward_estimate
 from ..launch_estimate import ForwardEstimate
 from .split_choice import SplitChoice
+from .split_policy import compiled_seconds
 from .traits import ForwardTraits, blocks_of, forward_tile, stacks_heads
 from .work_list import listing_seconds
 
@@ -40,14 +41,7 @@ class CompiledEstimate:
         seqlen_q, seqlen_k = -(-seqlen_q // self._packs), -(-seqlen_k // self._packs)
         if is_listed:
             return estimate.seconds(seqlen_q, seqlen_k, 1) + listing
-        seconds = 0.0
-        for lengths in estimate.call.lengths:
-            # As many as pay for the longest sequences.
-            longest_q = round(lengths.queries[0] * seqlen_q)
-            num_splits, _ = splits.splits(longest_q, round(lengths.keys[0] * seqlen_k))
-            seconds += estimate.seconds_of(lengths, seqlen_q, seqlen_k, num_splits)
-            seconds += splits.combine_seconds(longest_q, num_splits)
-        return seconds / len(estimate.call.lengths)
+        return compiled_seconds(estimate, splits.policy, seqlen_q, seqlen_k)
 
     def num_splits(self, seqlen_q: int, seqlen_k: int) -> int:
         """Into how many parts keys go, where all sequences are equally long."""

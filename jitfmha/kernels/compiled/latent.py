@@ -86,13 +86,13 @@ class LatentSplits(SplitChoice):
         super().__init__(problem, target, row, 1, made_columns(problem.hdim_v))
         tile_bytes = tile.other_rows * problem.hdim_q * DTYPE_BYTES[problem.kv_dtype]
         self._most_streams = most_streams(
-            *(self._split.sequences, target.arch, tile.tile_q // BLOCK_ROWS, tile_bytes),
+            *(self.policy.key_split.sequences, target.arch, tile.tile_q // BLOCK_ROWS, tile_bytes),
             machine_of(target).bytes_per_second,
         )
 
     def _splits(self, seqlen_q: int, seqlen_k: int) -> Splits:
         splits = super()._splits(seqlen_q, seqlen_k)
-        if self._asked_for:
+        if self.policy.asked_for:
             return splits
-        rows = seqlen_q * self._rows_of_query
-        return limited_splits(self._split, splits, rows, self._most_streams)
+        rows = seqlen_q * self.policy.rows_of_query
+        return limited_splits(self.policy.key_split, splits, rows, self._most_streams)

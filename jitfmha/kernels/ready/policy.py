@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from ...amd.chips import Arch
 from ...amd.manifest import KernelDtype, KernelRow
+from ..launch_estimate import ForwardEstimate
+from .combine_estimate import combine_seconds
 from .key_split import ONE_SPLIT, KeySplit, Splits
 
 _LARGE_TILE = 256
@@ -203,3 +205,22 @@ def _keys_of_tile(row: KernelRow, load: Load, tile: int, seqlen_q: int, seqlen_k
     """The keys that a tile of one sequence and head goes through under the mask."""
     beyond = 0 if load.is_top_left else seqlen_k - seqlen_q
     return min(max(min((tile + 1) * row.ts_qo, seqlen_q) + beyond, 0), seqlen_k)
+
+
+def ready_seconds(
+    estimate: ForwardEstimate, candidate: Candidate, seqlen_q: int, seqlen_k: int, given: int
+) -> float:
+    """What calls take whose sequences have so many queries and keys on average.
+
+    Their keys go into ``given`` parts, or with 0 as many as pay for the longest sequences.
+    """
+    of_steps = -(-seqlen_k // STEP_K) * STEP_K
+    seconds = 0.0
+    for lengths in estimate.call.lengths:
+        longest = round(lengths.queries[0] * seqlen_q)
+        num_splits = given
+        if given == 0:
+            num_splits = candidate.splits(longest, of_steps).num_splits
+        seconds += estimate.seconds_of(lengths, seqlen_q, seqlen_k, num_splits)
+        seconds += combine_seconds(candidate.key_split, longest, num_splits)
+    return seconds / len(estimate.call.lengths)

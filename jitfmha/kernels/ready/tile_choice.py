@@ -10,9 +10,8 @@ from ...amd.manifest import KernelRow
 from ...planning.target import AmdTarget
 from ...problem.problem import Problem
 from ..estimate import forward_estimate
-from .combine_estimate import combine_seconds
 from .key_split import ONE_SPLIT, Splits
-from .policy import STEP_K, STEP_Q, Candidate, Load, quickest, steps
+from .policy import STEP_K, STEP_Q, Candidate, Load, quickest, ready_seconds, steps
 
 _MOST_CHOSEN = 4096
 
@@ -83,18 +82,11 @@ class TileChoice:
 
     def seconds(self, seqlen_q: int, seqlen_k: int) -> float:
         """What the chosen kernel is estimated to take, with the lengths of :meth:`tile_for`."""
-        row, splits, splits_of = self.tile_for(seqlen_q, seqlen_k)
+        row = self.tile_for(seqlen_q, seqlen_k).row
         packs = self._load.packs
-        seqlen_q, seqlen_k = -(-seqlen_q // packs), -(-seqlen_k // packs)
-        estimate = self._estimates[row]
-        key_split = next(x.key_split for x in self._candidates if x.row is row)
-        seconds = 0.0
-        for lengths in estimate.call.lengths:
-            longest = round(lengths.queries[0] * seqlen_q)
-            num_splits, _ = splits_of(longest) if splits_of else splits
-            seconds += estimate.seconds_of(lengths, seqlen_q, seqlen_k, num_splits)
-            seconds += combine_seconds(key_split, longest, num_splits)
-        return seconds / len(estimate.call.lengths)
+        candidate = next(x for x in self._candidates if x.row is row)
+        of_sequence = -(-seqlen_q // packs), -(-seqlen_k // packs)
+        return ready_seconds(self._estimates[row], candidate, *of_sequence, self._num_splits)
 
     def _choose(self, seqlen_q: int, seqlen_k: int) -> Tile:
         candidates, load = self._candidates, self._load
