@@ -15,7 +15,8 @@ from ..planning.specification import signature_of
 from ..planning.target import AmdTarget, Target
 from ..problem.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from ..problem.mask import parse_mask
-from ..problem.problem import MAX_HDIM, MOST_UNEVEN, Direction, Mode, Problem
+from ..problem.problem import MAX_HDIM, Direction, Mode, Problem
+from ..problem.unevenness import MOST_UNEVEN
 from .combination import NAMED_FEATURES, Combination, check_combination, known
 from .kernel_set import entries_of
 from .profiles import DEFAULT, PROFILES, Dtypes, Features, Subset

@@ -9,9 +9,16 @@ from ..amd import clock_speed
 from ..amd.chips import Arch
 from ..amd.manifest import Grid, KernelDtype, KernelRow
 from ..kernels import launch_estimate
-from ..kernels.compiled import decode_policy, latent_policy, split_policy, turns_policy
+from ..kernels.compiled import (
+    decode_policy,
+    latent_policy,
+    list_policy,
+    split_policy,
+    turns_policy,
+)
 from ..kernels.ready import combine_estimate, key_split, policy
 from ..planning import level
+from ..problem import unevenness
 from .translation import Translation, Vocabulary
 
 _ROW = {
@@ -29,9 +36,9 @@ def policy_in_cpp() -> Translation:
     """Translate the modules that decide to C++."""
     enums = {"Arch": get_args(Arch), "KernelDtype": get_args(KernelDtype), "Grid": get_args(Grid)}
     vocabulary = Vocabulary(enums=enums, structs={"KernelRow": _ROW})
-    of_compiled = decode_policy, latent_policy, split_policy, turns_policy
+    of_compiled = decode_policy, latent_policy, split_policy, list_policy, turns_policy
     of_launches = clock_speed, launch_estimate
-    modules = *of_launches, key_split, combine_estimate, policy, *of_compiled, level
+    modules = *of_launches, key_split, combine_estimate, policy, *of_compiled, level, unevenness
     return Translation(modules, vocabulary)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..amd.chips import Chip, architecture, chip
+from ..amd.chips import Arch, Chip, architecture, chip
 from ..amd.clock import clock_of
 from ..amd.manifest import KernelRow
 from ..planning.target import AmdTarget
@@ -109,17 +109,17 @@ def forward_estimate(
         part == "decode",
         is_shared,
     )
-    measured = measured_cycles(problem, target, kernels, part, slices)
+    measured = measured_cycles(problem, target.arch, kernels, part, slices)
     return ForwardEstimate.of(machine_of(target), estimated_call(problem), kernel, row, measured)
 
 
 def measured_cycles(
-    problem: Problem, target: AmdTarget, kernels: CyclesOf, part: Part, slices: int
+    problem: Problem, arch: Arch, kernels: CyclesOf, part: Part, slices: int
 ) -> tuple[KernelCycles, ...]:
     """What was measured of kernels for such calls, by the rows of their workgroups."""
     hdims = problem.hdim_q, -(-problem.hdim_v // slices)
     dtype, is_masked = _measured_dtype(problem, part), not problem.mask.is_none
-    return kernel_cycles(target.arch, kernels, part, dtype, hdims, is_masked)
+    return kernel_cycles(arch, kernels, part, dtype, hdims, is_masked)
 
 
 def _measured_dtype(problem: Problem, part: Part) -> str:

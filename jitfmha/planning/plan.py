@@ -241,8 +241,8 @@ class Contest:
         _, best, time = min(known, key=lambda each: each[0])
         if best.is_named or time.is_measured:
             return best
-        others = [(rank, plan) for rank, plan, _ in known if not plan.is_named]
-        return others[first_level([rank for rank, _ in others])][1]
+        unnamed = [(rank, plan) for rank, plan, _ in known if not plan.is_named]
+        return unnamed[first_level([rank for rank, _ in unnamed])][1]
 
     def _times(self, seqlen_q: int, seqlen_k: int) -> tuple[Time, ...]:
         plans = self.plans

@@ -46,6 +46,7 @@ from .packed_pages import (
 from .page_lists import are_lists, pages_of_sequences
 from .score_features import SCORE_FEATURES, AskedModifiers, Beside, asked_modifiers, check_modifiers
 from .torch_parts import is_recorded_by_jit_trace
+from .unevenness import halves_of_mean
 
 Mode = Literal["gm0", "gm1"]
 Direction = Literal["forward", "backward"]
@@ -311,15 +312,12 @@ def unevenness_of(cu_seqlens: CuSeqlens | None, seqlen_q: int, seqlen_k: int) ->
     """
     if cu_seqlens is None:
         return None, None
-    twice = 2 * (cu_seqlens.q.numel() - 1)
+    sequences = cu_seqlens.q.numel() - 1
     longest_q, longest_k = cu_seqlens.max_seqlen_q, cu_seqlens.max_seqlen_k
     return (
-        None if longest_q is None else min(twice * longest_q // (seqlen_q or 1), MOST_UNEVEN),
-        None if longest_k is None else min(twice * longest_k // (seqlen_k or 1), MOST_UNEVEN),
+        None if longest_q is None else halves_of_mean(longest_q, sequences, seqlen_q),
+        None if longest_k is None else halves_of_mean(longest_k, sequences, seqlen_k),
     )
-
-
-MOST_UNEVEN = 16
 
 
 def make_problem(arguments: Arguments) -> Problem:

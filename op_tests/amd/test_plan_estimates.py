@@ -22,7 +22,8 @@ from jitfmha.kernels.launch_estimate import ForwardEstimate, KernelCycles, Machi
 from jitfmha.kernels.ready.combine_estimate import combine_seconds
 from jitfmha.kernels.ready.key_split import KeySplit
 from jitfmha.problem.arguments import Arguments
-from jitfmha.problem.problem import MOST_UNEVEN, make_problem
+from jitfmha.problem.problem import make_problem
+from jitfmha.problem.unevenness import MOST_UNEVEN
 
 _DECODE = "gfx942", "compiled", "decode", "bf16", (64, 64), False
 _LOOKED_UP = (("q", 1), ("k", 64))

@@ -9,12 +9,12 @@ from typing import NamedTuple
 from ...planning.target import AmdTarget
 from ...problem.problem import Problem
 from ..cycles import Part
-from ..estimate import forward_estimate
+from ..estimate import forward_estimate, machine_of
 from ..launch_estimate import ForwardEstimate
+from .list_policy import listed_workgroups, listing_seconds
 from .split_choice import SplitChoice
 from .split_policy import compiled_seconds
 from .traits import ForwardTraits, blocks_of, forward_tile, stacks_heads
-from .work_list import listing_seconds
 
 
 class CompiledEstimate:
@@ -71,7 +71,11 @@ class CompiledEstimate:
             *(problem, self._target, row, traits.slices, traits.made_columns),
             streams=traits.decode_blocks is not None,
         )
-        listing = listing_seconds(self._target, row) if traits.lists_work else 0.0
+        listing = 0.0
+        if traits.lists_work:
+            machine = machine_of(self._target)
+            workgroups = listed_workgroups(row.workgroups_of_unit, machine.compute_units)
+            listing = listing_seconds(machine, workgroups, row.ts_qo, row.hdim_v)
         return _Estimates(estimate, splits, listing)
 
 
