@@ -52,7 +52,7 @@ BackwardDtype = Literal["bf16", "fp16"]
 AiterKind = Literal["odo", "dqdkdv", "dq_convert", "dq_shuffle"]
 """Sums of o times do of each row; gradients; dq of float32 sums; dq of shuffled 16-bit sums."""
 
-Grid = Literal[
+GridAxes = Literal[
     "tiles_heads_batches",
     "tile_pairs_heads_batches",
     "heads_tiles_batches",
@@ -81,7 +81,7 @@ READY_BACKWARD_COLUMNS = (
     *("threads", "edge_threads", "sha256"),
 )
 ANY_BF16_CVT = len(BF16_CVTS)
-_GRIDS_OF: Mapping[tuple[Abi, int], tuple[Grid, ...]] = {
+_GRIDS_OF: Mapping[tuple[Abi, int], tuple[GridAxes, ...]] = {
     ("aiter", 0): ("tiles_heads_batches", "tile_pairs_heads_batches", "heads_tiles_batches"),
     ("aiter", 1): ("heads_batches_tiles", "heads_batches_tile_pairs"),
     ("jitfmha", 0): ("xcd_heads_tiles_splits",),
@@ -120,7 +120,7 @@ class KernelRow(NamedTuple):
     file: str
     abi: Abi
     threads: int
-    grid: Grid
+    grid: GridAxes
     combine_symbol: str | None = None
     sha256: str | None = None
     waves_of_simd: int = 2
@@ -422,7 +422,7 @@ def default_threads(hdim_q: int, hdim_v: int) -> int:
     return 256 if (hdim_q, hdim_v) == _AITER_WIDE else 512
 
 
-def _aiter_grid(mode: int, mask: int, *, takes_pairs: bool) -> Grid:
+def _aiter_grid(mode: int, mask: int, *, takes_pairs: bool) -> GridAxes:
     if mode == 1:
         return "heads_batches_tile_pairs" if mask and takes_pairs else "heads_batches_tiles"
     if not takes_pairs:

@@ -41,8 +41,9 @@ def selected(args: argparse.Namespace) -> Selection:
     for name in ("kv_dtype", "bias_dtype"):
         if getattr(args, name) is not None:
             chosen[name] = getattr(args, name)
-    if args.few_queries:
-        chosen["few_queries"] = True
+    for name in ("few_queries", "persistent"):
+        if getattr(args, name):
+            chosen[name] = True
     if args.hdim is not None:
         chosen["hdims"] = tuple(chain.from_iterable(args.hdim))
     if args.features is not None:

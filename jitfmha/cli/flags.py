@@ -436,6 +436,8 @@ def _add_export(commands: Any) -> None:
     flag("--bias-dtype", choices=["bf16", "fp16", "fp32"], help=bias)
     few = "also compile the forward kernels of few queries, as decoding and GQA have them"
     flag("--few-queries", action="store_true", help=few)
+    lists = "also compile those with persistent workgroups: of uneven sequences, and under masks"
+    flag("--persistent", action="store_true", help=lists)
     flag("--mask", nargs="+", choices=["none", "causal"], help="(default: both)")
     flag("--mode", nargs="+", choices=_MODES, help="batch, packed (default: both)")
     rounding = "how gfx942 rounds to bf16 (default: all three, and of compiled kernels rtne)"

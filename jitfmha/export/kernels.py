@@ -36,6 +36,10 @@ from ..kernels.compiled.traits import (
     row_of_built,
 )
 from ..kernels.compiled.turns import takes_turns
+from ..kernels.compiled.work_list import has_lists
+from ..kernels.cycles import Part, kernel_cycles
+from ..kernels.estimate import measured_dtype
+from ..kernels.launch_estimate import KernelCycles
 from ..kernels.ready.backward.kernels import kernels_of
 from ..kernels.ready.backward.limits import FAR_STRIDE_BYTES
 from ..kernels.rules import reasons_of
@@ -80,6 +84,8 @@ class Selection(NamedTuple):
         declared: the calls of a set of kernels, each with its architecture, in place of these;
             None: there is no set.
         few_queries: whether forward calls of few queries get kernels of their own, too.
+        persistent: whether forward calls whose rows see more or less of the keys get kernels with
+            persistent workgroups, too.
         appends: whether keys are appended to caches, by kernels of their own.
         receipt: what is compiled passes it.
     """
@@ -96,6 +102,7 @@ class Selection(NamedTuple):
     declared: tuple[tuple[Arch, Combination], ...] | None = None
     kv_dtype: str | None = None
     few_queries: bool = False
+    persistent: bool = False
     appends: bool = False
     bias_dtype: str | None = None
     receipt: Receipt | None = None
@@ -116,7 +123,7 @@ def selection_of(
         chosen = {**chosen, "features": others or None, "appends": True}
     if profile is None:
         return Selection(arches, **chosen)
-    of_all = "bf16_cvts", "kv_dtype", "few_queries", "bias_dtype", "appends"
+    of_all = "bf16_cvts", "kv_dtype", "few_queries", "persistent", "bias_dtype", "appends"
     given = {name: x for name, x in chosen.items() if name not in of_all and x is not None}
     if "dtypes" in given:
         kv_dtype = chosen.get("kv_dtype")
@@ -189,6 +196,7 @@ class CompiledFor(NamedTuple):
         decode_blocks: of kernels for decoding: the rows of a workgroup, in blocks; else 0.
         row_blocks: the same of those for latents.
         takes_turns: whether it is for many queries, with keys in pages.
+        list_symbol: where workgroups are persistent, of the kernel that lists their work; or empty.
     """
 
     dtype: str
@@ -202,17 +210,19 @@ class CompiledFor(NamedTuple):
     decode_blocks: int
     row_blocks: int
     takes_turns: bool
+    list_symbol: str
 
 
 class ForwardKernel(NamedTuple):
     """A row of a manifest, or as a manifest has them, and its code object.
 
-    ``compiled_for`` is None of one that comes ready.
+    ``compiled_for`` is None of one that comes ready; ``cycles`` are those that estimates count.
     """
 
     arch: Arch
     row: KernelRow
     image: bytes
+    cycles: tuple[KernelCycles, ...]
     compiled_for: CompiledFor | None = None
 
     @property
@@ -270,7 +280,7 @@ def forward_kernels(selection: Selection) -> Iterator[ForwardKernel]:
         for tree in _shipped_trees(arch):
             for row in tree.forward.rows:
                 if _is_selected(row, arch, selection):
-                    yield ForwardKernel(arch, row, _image(tree, row))
+                    yield ForwardKernel(arch, row, _image(tree, row), _ready_cycles(arch, row))
 
 
 def ready_backward_kernels(selection: Selection) -> Iterator[BackwardKernels]:
@@ -341,7 +351,7 @@ def forward_passes(
     Raises ``NotImplementedError``, ``TypeError`` or ``ValueError`` where nothing can be compiled.
     """
     named = selection.hdims, selection.features, selection.subsets, selection.declared
-    if not any((*named, selection.kv_dtype, selection.few_queries)):
+    if not any((*named, selection.kv_dtype, selection.few_queries, selection.persistent)):
         return ()
     served = set() if PLAIN in (selection.features or ()) else {_kind_of(each) for each in ready}
     passes: list[ForwardTraits] = []
@@ -352,7 +362,7 @@ def forward_passes(
         is_plain = wanted.features <= {*_MEANT_BY_OTHERS, Feature.DESCALES}
         is_plain &= wanted.dtype == wanted.kv_dtype
         is_served = is_plain and kind in served
-        if is_served and not selection.few_queries:
+        if is_served and not (selection.few_queries or selection.persistent):
             continue
         try:
             for problem in _problems(selection, wanted, arch):
@@ -360,6 +370,9 @@ def forward_passes(
                 if not is_served:
                     passes += _variants(traits)
                     passes += _of_many_queries(problem, traits)
+                if selection.persistent:
+                    for each in _of_lists(problem, traits):
+                        passes += _variants(each)
                 if selection.few_queries:
                     for each in _of_few_queries(problem, traits):
                         passes += _variants(each)
@@ -521,6 +534,16 @@ def _of_many_queries(problem: Problem, traits: ForwardTraits) -> Iterator[Forwar
             yield _by_own_template(each, takes_turns=True)
 
 
+def _of_lists(problem: Problem, traits: ForwardTraits) -> Iterator[ForwardTraits]:
+    """Those with persistent workgroups, where calls may have work for such."""
+    may_differ = problem.mode == "gm1" or not problem.mask.is_none
+    if not may_differ or traits.leaves_parts or not has_lists(traits.tile, streams=traits.streams):
+        return
+    yield replace(traits, lists_work=True)
+    if not traits.has_int8_probabilities:
+        yield replace(traits, lists_work=True, stacks_heads=True)
+
+
 def _of_few_queries(problem: Problem, traits: ForwardTraits) -> Iterator[ForwardTraits]:
     """Those with stacked heads, and with rows of latents or for decoding, where there are such."""
     may_stack = not traits.has_int8_probabilities
@@ -628,8 +651,22 @@ def compiled_forward(traits: ForwardTraits) -> ForwardKernel:
         decode_blocks=traits.decode_blocks or 0,
         row_blocks=traits.row_blocks or 0,
         takes_turns=traits.takes_turns,
+        list_symbol=traits.list_name if traits.lists_work else "",
     )
-    return ForwardKernel(traits.arch, row, image, compiled_for)
+    return ForwardKernel(traits.arch, row, image, _compiled_cycles(traits), compiled_for)
+
+
+def _ready_cycles(arch: Arch, row: KernelRow) -> tuple[KernelCycles, ...]:
+    dtype = "fp8" if row.dtype == "fp8bf16" else row.dtype
+    hdims = row.hdim_q, row.hdim_v
+    return kernel_cycles(arch, "ready", "forward", dtype, hdims, is_masked=row.mask != 0)
+
+
+def _compiled_cycles(traits: ForwardTraits) -> tuple[KernelCycles, ...]:
+    part: Part = "decode" if traits.decode_blocks else "forward"
+    dtype = measured_dtype(traits.dtype, traits.kv_dtype, part)
+    hdims = traits.hdim_q, -(-traits.hdim_v // traits.slices)
+    return kernel_cycles(traits.arch, "compiled", part, dtype, hdims, traits.is_masked)
 
 
 def compiled_backward(traits: BackwardTraits) -> BackwardKernels:

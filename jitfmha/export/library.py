@@ -21,7 +21,8 @@ from ..kernels.compiled.sink_gradient import SINK_THREADS
 from ..kernels.compiled.tile_table import WAVE
 from ..kernels.compiled.tiles import tile_table
 from ..kernels.compiled.traits import BUFFER_REACH, LARGE_SOFTCAP, WIDE_PAGE_ROWS, WORD_END
-from ..kernels.estimate import streaming_of
+from ..kernels.compiled.work_list import LIST_THREADS
+from ..kernels.estimate import clock_speed_of, streaming_of
 from ..kernels.launcher import Block, LauncherKind, launcher_sources
 from ..kernels.ready.limits import FIELD_END, GRID_END, MOST_ROWS
 from ..problem.dtypes import BF8_NAMES, DTYPE_BYTES, FP8_NAMES, plain_out_dtype
@@ -37,7 +38,7 @@ from ..rows.heads.structs import cpp as heads_structs
 from ..version import __version__
 from .append import AppendKernel
 from .kernels import BackwardKernels, ForwardKernel, SinkKernel
-from .policy import policy_in_cpp, row_in_cpp
+from .policy import clock_in_cpp, cycles_in_cpp, policy_in_cpp, row_in_cpp
 
 AnyKernel: TypeAlias = ForwardKernel | BackwardKernels | SinkKernel | AppendKernel
 _HEADER = "// Written by python -m jitfmha export.\n"
@@ -172,6 +173,7 @@ def _calls(
             "backward_kernels": _lines(_chosen(backward, _backward_entry)),
             "sink_kernels": _lines(_chosen(sinks, _sink_entry)),
             "sink_threads": SINK_THREADS,
+            "list_threads": LIST_THREADS,
             "sink_arguments": SINK_GRADIENT_ARGUMENTS.cpp(),
             "asked_scores": _lines(map(_asked, SCORE_FEATURES), 2),
             "packed_scores": _lines(_packed_scores(), 2),
@@ -243,10 +245,13 @@ def _forward_entry(kernel: ForwardKernel) -> str:
             f"{_bool(made.stacks_heads)}, {made.most_stacked_queries}, {made.decode_blocks}, "
             f"{made.row_blocks}, {_bool(made.takes_turns)}"
         )
+        if made.list_symbol:
+            numbers += f', "{made.list_symbol}"'
         compiled_for = f'{{true, DataType::{made.dtype}, "{made.features}", {numbers}}}'
     return (
         f"{{{_arch(kernel.arch)}, {row_in_cpp(row)}, {_bool(kernel.has_roundings)}, "
-        f"{row.threads}, {names}, {compiled_for}, {_image(kernel, row.file)}}},"
+        f"{row.threads}, {names}, {compiled_for}, "
+        f"{cycles_in_cpp(kernel.cycles)}, {_image(kernel, row.file)}}},"
     )
 
 
@@ -360,8 +365,9 @@ def _text(content: bytes) -> str:
 
 
 def _chip(each: Chip, pci_id: int) -> str:
-    units = f"{each.xcds}, {each.compute_units}"
-    return f"{{{_arch(each.architecture.name)}, {pci_id:#x}, {units}, {streaming_of(each)!r}}}"
+    units = f"{each.xcds}, {each.compute_units}, {each.architecture.xcd_engines}"
+    speeds = f"{streaming_of(each)!r}, {clock_in_cpp(clock_speed_of(each))}"
+    return f"{{{_arch(each.architecture.name)}, {pci_id:#x}, {units}, {speeds}}}"
 
 
 def _arch(arch: Arch) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from ..amd.chips import Arch, Chip, architecture, chip
 from ..amd.clock import clock_of
+from ..amd.clock_speed import ClockSpeed
 from ..amd.manifest import KernelRow
 from ..planning.target import AmdTarget
 from ..problem.dtypes import BF8_NAMES, FP8_NAMES
@@ -59,6 +60,11 @@ def streaming_of(known: Chip) -> float:
     return gb_s * 1e9
 
 
+def clock_speed_of(known: Chip) -> ClockSpeed:
+    """What limits a chip's clock."""
+    return clock_of(with_speeds(known).name).speed
+
+
 def machine_of(target: AmdTarget) -> Machine:
     """What decides about times on a GPU."""
     # A partition has its share of the chip's memory.
@@ -69,7 +75,7 @@ def machine_of(target: AmdTarget) -> Machine:
         max(round(target.chip.xcds * share), 1),
         architecture(target.arch).xcd_engines,
         streaming_of(target.chip) * share,
-        clock_of(with_speeds(target.chip).name).speed,
+        clock_speed_of(target.chip),
     )
 
 
@@ -118,15 +124,15 @@ def measured_cycles(
 ) -> tuple[KernelCycles, ...]:
     """What was measured of kernels for such calls, by the rows of their workgroups."""
     hdims = problem.hdim_q, -(-problem.hdim_v // slices)
-    dtype, is_masked = _measured_dtype(problem, part), not problem.mask.is_none
-    return kernel_cycles(arch, kernels, part, dtype, hdims, is_masked)
+    dtype = measured_dtype(problem.dtype, problem.kv_dtype, part)
+    return kernel_cycles(arch, kernels, part, dtype, hdims, not problem.mask.is_none)
 
 
-def _measured_dtype(problem: Problem, part: Part) -> str:
+def measured_dtype(dtype: str, kv_dtype: str, part: Part) -> str:
     """The data type of which `cycles.csv` has the cycles of such calls, or about the same."""
-    has_fp8_keys = problem.kv_dtype in FP8_NAMES.values()
-    if problem.is_fp8 or (has_fp8_keys and part == "decode"):
+    fp8 = FP8_NAMES.values()
+    if dtype in fp8 or (kv_dtype in fp8 and part == "decode"):
         return "fp8"
     # Products take 16 bits in place of the 8 in memory, as those of integers do.
-    is_widened = problem.has_8_bit_keys_alone and problem.dtype != "fp32"
-    return "int8" if is_widened or problem.dtype in BF8_NAMES.values() else problem.dtype
+    is_widened = kv_dtype != dtype and dtype != "fp32"
+    return "int8" if is_widened or dtype in BF8_NAMES.values() else dtype

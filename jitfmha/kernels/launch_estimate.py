@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..amd.chips import SIMDS, Arch
 from ..amd.clock_speed import ClockSpeed
-from ..amd.manifest import Grid, KernelRow
+from ..amd.manifest import GridAxes, KernelRow
 
 WAVE_ROWS = 32
 _ROWS_OF_SIMDS = SIMDS * WAVE_ROWS  # of one wave in each
@@ -428,7 +428,7 @@ class ForwardEstimate:
     machine: Machine
     call: EstimatedCall
     kernel: EstimatedKernel
-    grid: Grid
+    grid: GridAxes
     ts_qo: int
     ts_kv: int
     cycles: Sequence[KernelCycles]
