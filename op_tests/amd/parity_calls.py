@@ -27,6 +27,7 @@ class Parity:
         options: the options of ``fmha_fwd``, or of ``fmha_bwd``.
         scores: the option that the saved ``scores`` are.
         is_split: whether keys are.
+        kernel: a part of its name.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Parity:
     options: dict[str, Any] = field(default_factory=dict)
     scores: str | None = None
     is_split: bool = False
+    kernel: str = ""
 
     @property
     def way(self) -> str:
@@ -82,6 +84,13 @@ PARITY = (
         "batch prefill",
         "fwd -prec=bf16 -mode=1 -h=3 -d=32 -s=100,20..60 -s_k=130..160,300 -page_block_size=16 "
         "-lse=1",
+    ),
+    Parity(
+        "chunked prefill",
+        "fwd -prec=bf16 -mode=1 -h=2 -d=32 -s=130..180,1..5,1..5 -s_k=190..260,1..300,40..90 "
+        "-page_block_size=16 -mask=2 -lse=1",
+        {"mask": 2},
+        kernel="_listed_",
     ),
     Parity(
         "append",

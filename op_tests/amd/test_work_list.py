@@ -62,7 +62,7 @@ def _takes_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 def _take_workgroups(monkeypatch: pytest.MonkeyPatch, count: int | None) -> None:
     """As many share the work; with few of them a share has many blocks."""
     if count is not None:
-        monkeypatch.setattr(work_list, "_workgroups", lambda *_: count)
+        monkeypatch.setattr(work_list, "listed_workgroups", lambda *_: count)
 
 
 def _uneven(drawn: random.Random, call: CompiledCall) -> CompiledCall:
