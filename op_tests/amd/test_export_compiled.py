@@ -48,6 +48,7 @@ from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
 from jitfmha.emulator.library import load
 from jitfmha.emulator.session import DEVICES
 from jitfmha.export.kernels import Selection, forward_passes
+from jitfmha.kernels import compiled
 from jitfmha.kernels.compiled.split_choice import SplitChoice
 from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec, row_of_built
 from jitfmha.layers.split_keys import mha_fwd_splitkv
@@ -623,6 +624,36 @@ def check_like_python(
     assert torch.equal(out, expected[0])
     assert torch.equal(lse, expected[1])
     return str(kernel)
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2)])
+def test_persistent_kernels_are_those_of_python(heads, tmp_path, rng, monkeypatch):
+    """Where a library has no others, and Python takes none: with a workspace."""
+    propose = compiled.propose
+
+    def listed(*asked: Any) -> Any:
+        return [plan for plan in propose(*asked) if plan.traits.lists_work]
+
+    monkeypatch.setattr(compiled, "propose", listed)
+    folder, stacks = tmp_path / "lists", heads[0] > heads[1]
+    selection = Selection(("gfx942",), ("forward",), ("bf16",), ((96, 40),), ("causal",))
+    selection = selection._replace(persistent=True, features=((),))
+    write_library(
+        *(folder, NOTHING, (selection,)),
+        keeps=lambda x: x.lists_work and x.stacks_heads == stacks and x.mode == "gm1",
+    )
+    calls = ExportedCalls(build_shim(folder, build_shared(folder)), load("plain")._name)
+    lengths = ((150, 300), (1, 129), (0, 5), (33, 0), (2, 700))
+    call = kind("gfx942", "bf16", (96, 40), 2, (), is_group=True, lengths=lengths)
+    given = drawn_inputs(replace(call, heads=heads), rng)
+    arguments = arguments_of(replace(call, heads=heads), given, ForwardArguments)
+    options, inputs = given.options | given.sequences, (given.q, given.k, given.v)
+    kernel = check_like_python(calls, "gfx942", arguments, inputs, **options)
+    assert "_listed_" in kernel
+    assert ("_stacked_" in kernel) == stacks
+    arguments.workspace = 0
+    with pytest.raises(CallError, match="no kernel for bf16, hdim 96x40"):
+        calls.launch(arguments)
 
 
 def test_latent_attention(calls, rng):

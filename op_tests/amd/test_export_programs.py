@@ -36,6 +36,7 @@ EXPORTED = (
     ),
     FORWARD._replace(modes=("gm1",), masks=NONE, features=(("paged_keys",), ("softcap",))),
     FORWARD._replace(modes=("gm1",), masks=CAUSAL, features=((), ("paged_keys",)), appends=True),
+    FORWARD._replace(modes=("gm1",), masks=CAUSAL, features=(("paged_keys",),), persistent=True),
     FORWARD._replace(
         dtypes=("fp8",), hdims=((128, 128),), masks=NONE, features=(("column_major_v",),)
     ),
@@ -207,6 +208,7 @@ def test_parity_with_python(draw, parity, programs, seed, tmp_path):
     kernel, results = called_in_python(parity, saved)
     assert f", {kernel}," in said
     assert "valid: y" in said
+    assert parity.kernel in kernel
     assert (", splits 1," not in said) == parity.is_split
     for name, expected in results.items():
         found = saved.lse() if name == "lse" else saved.tensor(name, expected.dtype)
