@@ -40,7 +40,6 @@ PAGED = {"features": ["paged_keys"], "mode": "gm1"}
 PACKED = {"features": ["packed_pages"], "mode": "gm1"}
 OF_QUERY_HEADS = {"features": ["query_head_descales"], "kv_dtype": "int8", "heads_k": 2}
 INT8_PRODUCT = {"features": ["int8_probabilities"], "kv_dtype": "int8"}
-INT8_OF_TOKENS = {"features": ["int8_probabilities", "token_descales"], "dtype": "int8"}
 MANY_ROWS = {"seqlen": 1 << 30, "hdim": 8, "mode": "gm1", "batch": 2}
 # What breaks one rule alone, on every architecture but where one is named, and what it says.
 BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
@@ -69,7 +68,6 @@ BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
     ("scaled_inputs_have_8_bits", {"features": ["token_descales"]}, ["k_descale", "bfloat16"]),
     ("scales_of_query_heads_are_of_8_bit_queries", OF_QUERY_HEADS, ["q_descale", "bfloat16"]),
     ("int8_probabilities_meet_int8_values", INT8_PRODUCT, ["p_descale", "bfloat16"]),
-    ("integers_that_are_added_have_one_scale", INT8_OF_TOKENS, ["v_descale", "p_descale"]),
     *(
         ("dtype_is_one_of_the_matrix_units", {"arch": arch, "dtype": dtype}, texts)
         for arch, dtype, texts in (

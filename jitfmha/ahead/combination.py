@@ -27,7 +27,6 @@ from ..problem.problem import (
     check_descale_dtype,
     check_hdims,
     check_heads,
-    check_int8_products,
     check_kv_dtype,
     check_p_descale_dtype,
 )
@@ -66,7 +65,8 @@ class Combination(NamedTuple):
     Attributes:
         dtype: of q; kv_dtype: of k and v.
         features: values of ``NAMED_FEATURES``. A bias has the dtype of the output, sink tokens are
-            there where the mask has a left side, and packed pages are keys in pages, too.
+            there where the mask has a left side, and packed pages are keys in pages, too. Scales of
+            tokens are those of keys and values, beside int8 probabilities of keys alone.
         layout: of q, k, v and the output in memory; packed pages have their own.
         page_size: of keys in pages.
         num_splits: of the keys; 0 leaves the choice.
@@ -102,6 +102,8 @@ class Combination(NamedTuple):
         """Give the problem of a call of this kind, whatever rules it breaks."""
         asked, left = self.features, self.mask.left
         of_tokens = Feature.TOKEN_DESCALES in asked
+        # Products of integers are added up before they are multiplied with a scale.
+        have_values = of_tokens and Feature.INT8_PROBABILITIES not in asked
         problem = Problem(
             mode=self.mode,
             dtype=self.dtype,
@@ -119,10 +121,10 @@ class Combination(NamedTuple):
             is_padded=Feature.PADDED_SEQUENCES in asked,
             q_descale=self._descale(self.dtype),
             k_descale=None if of_tokens else self._descale(self.kv_dtype),
-            v_descale=None if of_tokens else self._descale(self.kv_dtype),
+            v_descale=None if have_values else self._descale(self.kv_dtype),
             has_query_head_descale=Feature.QUERY_HEAD_DESCALES in asked,
             has_token_k_descale=of_tokens,
-            has_token_v_descale=of_tokens,
+            has_token_v_descale=have_values,
             has_p_descale=Feature.INT8_PROBABILITIES in asked,
             modifiers=AskedModifiers(
                 bias=self._bias_dtype(),
@@ -291,12 +293,6 @@ def int8_probabilities_meet_int8_values(x: Combination) -> None:
         check_p_descale_dtype(TORCH_DTYPES[x.dtype])
 
 
-def integers_that_are_added_have_one_scale(x: Combination) -> None:
-    """A sum of products of integers is multiplied with its scale in the end."""
-    has_p_descale = Feature.INT8_PROBABILITIES in x.features
-    check_int8_products(has_p_descale, Feature.TOKEN_DESCALES in x.features)
-
-
 _FLASH_ATTN = "flash_attn/flash_attn_interface.py of github.com/Dao-AILab/flash-attention"
 _AITER = "csrc/include/torch/mha_batch_prefill.h of github.com/ROCm/aiter"
 _INT8 = "python/perf-kernels/flash-attention.py of github.com/ROCm/triton"
@@ -312,7 +308,6 @@ CALL_RULES = (
     CallRule(scaled_inputs_have_8_bits, "the arguments of jitfmha.fmha_fwd"),
     CallRule(scales_of_query_heads_are_of_8_bit_queries, _INT8),
     CallRule(int8_probabilities_meet_int8_values, _INT8),
-    CallRule(integers_that_are_added_have_one_scale, "the arguments of jitfmha.fmha_fwd"),
 )
 
 

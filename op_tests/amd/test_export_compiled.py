@@ -85,7 +85,10 @@ EXPORTED = (
     FORWARD._replace(
         dtypes=("int8",),
         hdims=((64, 40),),
-        features=((), ("int8_probabilities",), ("token_descales",)),
+        features=(
+            *((), ("int8_probabilities",), ("token_descales",)),
+            ("int8_probabilities", "token_descales"),
+        ),
     ),
     FORWARD._replace(
         dtypes=("fp16",),
@@ -665,16 +668,20 @@ def test_latent_attention(calls, rng):
     check_forward(calls, call, given)
 
 
-def test_int8_probabilities_are_those_of_python(calls, rng):
-    call = kind("gfx950", "int8", (64, 40), 0, (), scales="one", lengths=((129, 70),) * 2)
+@pytest.mark.parametrize("scales", ["one", "each token"])
+def test_int8_probabilities_are_those_of_python(scales, calls, rng):
+    call = kind("gfx950", "int8", (64, 40), 0, (), scales=scales, lengths=((129, 70),) * 2)
     given = drawn_inputs(replace(call, heads=(2, 1)), rng)
+    given.options["v_descale"] = torch.full((1,), 1 / 64)
     given.options["p_descale"] = torch.full((1,), 1 / 127)
     arguments = arguments_of(replace(call, heads=(2, 1)), given, ForwardArguments)
     for name in ("q", "k", "v", "p"):
         set_descale(arguments, f"{name}_descale", given.options[f"{name}_descale"])
     set_tensor(arguments, "out", given.out)
     arguments.num_splits = 1
-    assert "_int8p_" in launch(calls, call.arch, arguments)
+    kernel = launch(calls, call.arch, arguments)
+    assert "_int8p_" in kernel
+    assert ("_token_k_" in kernel) == (scales == "each token")
     with emulate(call.arch):
         expected = fmha_fwd(given.q, given.k, given.v, num_splits=1, **given.options)
     assert torch.equal(given.out, expected)
