@@ -138,6 +138,27 @@ def test_kernels_of_few_queries():
     assert not any("decode" in x.name for x in forward_passes(biased, ()))
 
 
+def test_persistent_kernels():
+    """Where rows may see more or less of the keys, and no results of splits are wanted."""
+    plain = Selection(("gfx942",), ("forward",), ("fp16",), ((64, 64),))
+    selection = plain._replace(persistent=True)
+    passes = forward_passes(selection, forward_kernels(selection))
+    assert all(x.lists_work for x in passes)
+    kinds = {(x.mode, x.is_masked, x.stacks_heads) for x in passes}
+    assert len(passes) == len(kinds) == 6
+    assert not any(mode == "gm0" and not is_masked for mode, is_masked, _ in kinds)
+    parts = selection._replace(features=(("split_results",),))
+    sliced = selection._replace(hdims=((300, 280),))
+    assert not any(x.lists_work for each in (parts, sliced) for x in forward_passes(each, ()))
+
+
+def test_scales_of_tokens_beside_int8_probabilities_are_of_keys():
+    features = (("int8_probabilities", "token_descales"),)
+    selection = Selection(("gfx942",), ("forward",), ("int8",), ((64, 64),), features=features)
+    passes = forward_passes(selection, ())
+    assert {(x.has_token_k_descales, x.has_token_v_descales) for x in passes} == {(True, False)}
+
+
 @pytest.mark.parametrize(("receipt", "has_forward"), [("flash_fwd", True), ("3", False)])
 def test_receipts_say_what_is_compiled(receipt, has_forward):
     selection = selection_of(("gfx942",), receipt, {"hdims": ((96, 96),), "modes": ("gm1",)})
