@@ -93,6 +93,9 @@ def kernel_in_cpp(calls: ExportedCalls, call: dict[str, Any], *, is_group: bool)
         row = call[f"heads_{of}"] * HDIM
         strides = Strides(0 if is_group else call[f"seqlen_{of}"] * row, row, HDIM)
         setattr(arguments, f"{name}_strides", strides)
+    if call["mask"] and call["seqlen_k"] % 2:  # the same by another name
+        arguments.mask += 2
+        arguments.window_left, arguments.window_right = -1, 0
     return calls.plan(arguments).kernel.decode()
 
 
