@@ -629,8 +629,8 @@ def check_like_python(
     return str(kernel)
 
 
-@pytest.mark.parametrize("heads", [(2, 2), (4, 2)])
-def test_persistent_kernels_are_those_of_python(heads, tmp_path, rng, monkeypatch):
+@pytest.mark.parametrize(("is_group", "heads"), [(True, (2, 2)), (True, (4, 2)), (False, (2, 2))])
+def test_persistent_kernels_are_those_of_python(is_group, heads, tmp_path, rng, monkeypatch):
     """Where a library has no others, and Python takes none: with a workspace."""
     propose = compiled.propose
 
@@ -643,11 +643,11 @@ def test_persistent_kernels_are_those_of_python(heads, tmp_path, rng, monkeypatc
     selection = selection._replace(persistent=True, features=((),))
     write_library(
         *(folder, NOTHING, (selection,)),
-        keeps=lambda x: x.lists_work and x.stacks_heads == stacks and x.mode == "gm1",
+        keeps=lambda x: x.lists_work and (x.stacks_heads, x.mode == "gm1") == (stacks, is_group),
     )
     calls = ExportedCalls(build_shim(folder, build_shared(folder)), load("plain")._name)
-    lengths = ((150, 300), (1, 129), (0, 5), (33, 0), (2, 700))
-    call = kind("gfx942", "bf16", (96, 40), 2, (), is_group=True, lengths=lengths)
+    lengths = ((150, 300), (1, 129), (0, 5), (33, 0), (2, 700)) if is_group else ((300, 400),) * 2
+    call = kind("gfx942", "bf16", (96, 40), 2, (), is_group=is_group, lengths=lengths)
     given = drawn_inputs(replace(call, heads=heads), rng)
     arguments = arguments_of(replace(call, heads=heads), given, ForwardArguments)
     options, inputs = given.options | given.sequences, (given.q, given.k, given.v)
