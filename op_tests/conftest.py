@@ -213,8 +213,9 @@ def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    """``run("explain", "--json")``: the package's command."""
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """``run("explain", "--json")``: the package's command, whose lines may be long."""
+    monkeypatch.setenv("COLUMNS", "400")
 
     def run_command(*argv: object) -> Ended:
         capfd.readouterr()

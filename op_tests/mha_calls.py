@@ -7,7 +7,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -15,13 +15,14 @@ import torch
 from inputs import DTYPES
 from torch import Tensor
 
-from jitfmha.cli.output import table
+from jitfmha.cli.output import progress, table
 
 # Another vendor's GPU is none for these calls.
 DEVICE = torch.device("cuda" if torch.version.hip and torch.cuda.is_available() else "cpu")
 MHA_TYPES = ("mha", "gqa", "mqa")
 BIAS_TYPES = ("no", "bias", "alibi")
 _REPEATS = 5
+_GQA_RATIOS = (1, 8)
 
 
 @dataclass(frozen=True)
@@ -73,19 +74,15 @@ class Checked:
     """One line of a script's table.
 
     Attributes:
+        call: in words.
         out_error, gradient_error: the largest difference to the float64 reference, relative to its
             largest value; the second of dq, dk and dv together.
         forward_ms, backward_ms: the best of some calls.
         tflops: of the forward pass, counting every pair of a query and a key.
     """
 
+    call: str
     dtype: str
-    hdims: str
-    heads: str
-    mask: str
-    bias: str
-    dropout: float
-    deterministic: bool
     out_error: float
     gradient_error: float
     forward_ms: float
@@ -105,11 +102,18 @@ def reference_mask(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"mask": mask, "window_size": arguments["window_size"]}
 
 
-def mask_in_words(mask: dict[str, Any]) -> str:
-    """As a table shows them."""
+def in_words(asked: Asked, mask: dict[str, Any]) -> str:
+    """A call, as a table shows it."""
     left, right = mask["window_size"]
-    window = "" if (left, right) == (-1, -1) else f"window {left},{right}"
-    return " ".join(filter(None, ("causal" if mask["causal"] else "", window))) or "none"
+    parts = (
+        f"{asked.dtype} {'x'.join(map(str, asked.hdims))}, {asked.heads}/{asked.heads_k} heads",
+        "causal" if mask["causal"] else "",
+        "" if (left, right) == (-1, -1) else f"window {left},{right}",
+        "" if asked.bias_type == "no" else asked.bias_type,
+        f"dropout {asked.dropout_p}" if asked.dropout_p else "",
+        "deterministic" if asked.deterministic else "",
+    )
+    return ", ".join(filter(None, parts))
 
 
 def kept(randval: Tensor, dropout_p: float) -> Tensor:
@@ -178,23 +182,25 @@ def check(
     )
     flops = 2 * asked.heads * pairs * sum(asked.hdims)
     return Checked(
-        *(asked.dtype, "x".join(map(str, asked.hdims)), f"{asked.heads}/{asked.heads_k}"),
-        *(mask_in_words(mask), asked.bias_type, asked.dropout_p, asked.deterministic),
+        in_words(asked, mask),
+        asked.dtype,
         relative_error([out], [expected]),
         relative_error(gradients, expected_gradients),
         *(forward_ms, backward_ms, flops / forward_ms / 1e9 if forward_ms else 0.0),
     )
 
 
-def add_shared_options(parser: argparse.ArgumentParser) -> None:
-    """Those that both scripts spell alike."""
+def add_shared_options(parser: argparse.ArgumentParser, widest: tuple[int, int]) -> None:
+    """Those that both scripts spell alike; ``widest`` is the last one of the head dimensions."""
+    hdims = [(each, each) for each in (32, 40, 64, 111, 128, 160)] + [widest]
     parser.add_argument(
         *("-d_qk_v", "--hdims"),
         type=pair,
         nargs="+",
-        default=[(64, 64), (128, 128), (192, 128)],
+        default=hdims,
         metavar="D,D_V",
-        help="head dimensions of queries and of values (default: 64,64 128,128 192,128)",
+        help="head dimensions of queries and of values (default: "
+        f"{' '.join(f'{hdim},{hdim_v}' for hdim, hdim_v in hdims)})",
     )
     both = [False, True]
     for short, long, what in (
@@ -213,15 +219,38 @@ def add_shared_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of all inputs (default: 0)")
 
 
+def add_layout(parser: argparse.ArgumentParser, layouts: Sequence[str]) -> None:
+    """That of the inputs in memory, the first by default."""
+    named = f"of {', '.join(layouts)} (default: {layouts[0]})"
+    parser.add_argument(
+        *("-i", "--input_layout"),
+        choices=layouts,
+        default=layouts[0],
+        metavar="LAYOUT",
+        help=named,
+    )
+
+
 def add_lists(parser: argparse.ArgumentParser, mha_type: str, dtype: str) -> None:
     """The two whose short names differ."""
-    parser.add_argument(
-        *(mha_type, "--mha_type"), nargs="+", choices=MHA_TYPES, default=list(MHA_TYPES)
+    shared = parser.add_mutually_exclusive_group()
+    kinds = "which heads share keys, in place of --gqa_ratio"
+    shared.add_argument(
+        *(mha_type, "--mha_type"),
+        nargs="+",
+        choices=MHA_TYPES,
+        metavar="TYPE",
+        help=f"of {', '.join(MHA_TYPES)}: {kinds}",
     )
-    ratio = "query heads of each key head, in place of --mha_type"
-    parser.add_argument("-gr", "--gqa_ratio", type=int, nargs="+", help=ratio)
+    ratio = "query heads of each key head (default: 1 8, or what of these divides all heads)"
+    shared.add_argument("-gr", "--gqa_ratio", type=int, nargs="+", help=ratio)
     parser.add_argument(
-        *(dtype, "--dtype"), nargs="+", choices=list(DTYPES), default=["bf16", "fp16"]
+        *(dtype, "--dtype"),
+        nargs="+",
+        choices=list(DTYPES),
+        default=["bf16", "fp16"],
+        metavar="DTYPE",
+        help=f"of {', '.join(DTYPES)} (default: bf16 fp16)",
     )
 
 
@@ -241,7 +270,8 @@ def _boolean(text: str) -> bool:
 def run_all(args: argparse.Namespace, check_one: Callable[[Asked], Checked]) -> int:
     """Every combination of the lists, a line each; the exit code is 1 if an error is too large."""
     rows: list[Checked] = []
-    shared = "gqa_ratio" if args.gqa_ratio else "mha_type"
+    shared = "mha_type" if args.mha_type else "gqa_ratio"
+    args.gqa_ratio = args.gqa_ratio or [x for x in _GQA_RATIOS if args.nheads % x == 0]
     listed = ("dtype", "hdims", shared, "causal", "local", "deterministic")
     for combination in product(*(getattr(args, name) for name in listed)):
         asked = Asked(
@@ -253,16 +283,12 @@ def run_all(args: argparse.Namespace, check_one: Callable[[Asked], Checked]) -> 
             repeats=_REPEATS,
         )
         rows.append(check_one(asked))
-        print(_shown(rows[-1]), flush=True)
-    names = [field.name.replace("_", " ") for field in fields(Checked)]
-    print(table((*names, "holds"), [_cells(row) for row in rows]))
+        progress(f"{rows[-1].call}: {'right' if rows[-1].holds else 'WRONG'}")
+    headers = ("call", "error", "of dqkv", "fwd ms", "bwd ms", "TFLOP/s", "holds")
+    print(table(headers, [_cells(row) for row in rows]))
     return 0 if all(row.holds for row in rows) else 1
 
 
-def _shown(row: Checked) -> str:
-    return ", ".join(f"{name} {value}" for name, value in asdict(row).items())
-
-
 def _cells(row: Checked) -> list[str]:
-    cells = [f"{x:.3g}" if isinstance(x, float) else str(x) for x in asdict(row).values()]
-    return [*cells, "yes" if row.holds else "NO"]
+    figures = (row.out_error, row.gradient_error, row.forward_ms, row.backward_ms, row.tflops)
+    return [row.call, *(f"{x:.3g}" for x in figures), "yes" if row.holds else "NO"]

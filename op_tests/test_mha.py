@@ -17,6 +17,7 @@ from inputs import DTYPES, lay_out, random_qkv
 from mha_calls import (
     Asked,
     Checked,
+    add_layout,
     add_lists,
     add_shared_options,
     check,
@@ -110,14 +111,14 @@ def test_a_wrong_result_does_not_hold(rng, monkeypatch):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-b", "--batch_size", type=int, default=2)
-    parser.add_argument("-n", "--nheads", type=int, default=6)
+    parser.add_argument("-n", "--nheads", type=int, default=16)
     parser.add_argument("-q", "--seqlen_q", type=int, default=512)
     parser.add_argument("-k", "--seqlen_k", type=int, default=512)
     parser.add_argument("-p", "--dropout_p", type=float, default=0.0)
-    parser.add_argument("-i", "--input_layout", choices=list(_LAYOUTS), default="BSHD")
+    add_layout(parser, list(_LAYOUTS))
     splits = "of the keys; 0: as many as pay. What is computed does not depend on it"
     parser.add_argument("-ns", "--num_splits", type=int, default=0, help=splits)
-    add_shared_options(parser)
+    add_shared_options(parser, (192, 128))
     add_lists(parser, "-m", "-d")
     args = parser.parse_args()
     rng = torch.Generator().manual_seed(args.seed)

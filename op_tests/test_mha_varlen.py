@@ -18,6 +18,7 @@ from mha_calls import (
     BIAS_TYPES,
     Asked,
     Checked,
+    add_layout,
     add_lists,
     add_shared_options,
     check,
@@ -100,14 +101,14 @@ def test_packed(rng, layout, mha_type, local):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-b", "--batch_size", type=int, default=4)
-    parser.add_argument("-nh", "--nheads", type=int, default=9)
+    parser.add_argument("-nh", "--nheads", type=int, default=16)
     parser.add_argument(
-        *("-s", "--seqlen_q_k"), type=pair, default=(512, 512), metavar="SQ,SK", help="longest"
+        *("-s", "--seqlen_q_k"), type=pair, default=(4, 8), metavar="SQ,SK", help="longest"
     )
     parser.add_argument("-dp", "--dropout_p", type=float, default=0.0)
     parser.add_argument("-msq", "--min_seqlen_q", type=int, default=0)
-    parser.add_argument("-i", "--input_layout", choices=_LAYOUTS, default="BSHD")
-    add_shared_options(parser)
+    add_layout(parser, _LAYOUTS)
+    add_shared_options(parser, (192, 192))
     add_lists(parser, "-mha", "-dt")
     args = parser.parse_args()
     if args.bias_type not in (*BIAS_TYPES[:1], "alibi"):

@@ -1,13 +1,12 @@
 """What people see of tables, explanations and profiles: terminals and notebooks."""
 
-import os
-
 import pytest
 import torch
 from untyped import explain
 
 from jitfmha.amd.demangling import demangled
 from jitfmha.cli import output
+from jitfmha.cli.lines import folded
 from jitfmha.emulator import profile
 
 HEADERS = ("launcher", "size", "state")
@@ -16,7 +15,7 @@ ROWS = [("x" * 70, "12 KiB", "ok"), ("short", "3 KiB", "ok")]
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_tables_fit_the_terminal(width, monkeypatch):
-    monkeypatch.setattr(output, "_terminal_width", lambda: width)
+    monkeypatch.setenv("COLUMNS", str(width))
     lines = output.table(HEADERS, ROWS).splitlines()
     assert max(map(len, lines)) <= width
     assert sum(line.count("x") for line in lines) == 70
@@ -24,7 +23,7 @@ def test_tables_fit_the_terminal(width, monkeypatch):
 
 
 def test_several_columns_are_wrapped(monkeypatch):
-    monkeypatch.setattr(output, "_terminal_width", lambda: 80)
+    monkeypatch.setenv("COLUMNS", "80")
     rows = [("tree", "k" * 55, "gfx942", "f" * 53), ("", "k" * 20, "", "f" * 9)]
     lines = output.table(("tree", "kernel", "arch", "file"), rows).splitlines()
     assert max(map(len, lines)) <= 80
@@ -33,9 +32,26 @@ def test_several_columns_are_wrapped(monkeypatch):
     assert lines[-1].split() == ["k" * 20, "f" * 9]
 
 
-def test_tables_in_files_have_one_line_for_each_row(monkeypatch):
-    monkeypatch.setattr("sys.stdout", open(os.devnull, "w"))  # noqa: SIM115 - no terminal
-    assert len(output.table(HEADERS, ROWS).splitlines()) == 4
+def test_cells_are_cut_between_their_words(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "34")
+    rows = [("compiled_gm0_gfx942", "in the cache already", "12")]
+    assert output.table(("launcher", "build", "size"), rows).splitlines()[2:] == [
+        "compiled_gm0_  in the cache    12",
+        "gfx942         already",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("name    one two three four", ["name    one two", "        three four"]),
+        ("  problem: it has no end", ["  problem: it has no", "    end"]),
+        ("see /a/long/path/of/a/file now", ["see", "  /a/long/path/of/a/file", "  now"]),
+    ],
+)
+def test_lines_are_folded_between_words(line, expected, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    assert folded(line).splitlines() == expected
 
 
 def test_an_explanation_in_a_notebook():
@@ -71,7 +87,7 @@ def test_tables_of_a_profile_are_in_blocks():
     names = [f"column {i}" for i in range(13)]
     rows = [["a name of some length", *names], ["all", *("1234567" for _ in names)]]
     lines = profile._table(rows)
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, lines)) <= 80
     assert " ".join(lines).count("1234567") == 13
     assert all(" ".join(lines).count(name) >= 1 for name in names)
-    assert len(lines) == 4
+    assert len(lines) == 6

@@ -22,7 +22,7 @@ from ..bench.report import Comparison, Report, Row, SuiteNotAvailable
 from ..bench.shapes import Shape, shapes_of
 from ..jit.regular_file import write_whole
 from .exit_codes import FAILED, OK, UsageError
-from .output import ProgressBar, fields, print_json, table
+from .output import ProgressBar, fields, print_json, show, table
 
 _OF_SHAPES = ("peers", "device", "seconds", "csv", "plot", "roofline")
 
@@ -101,7 +101,7 @@ def _run_shapes(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"device": where, "measurements": [_values(x) for x in measurements]})
     else:
-        print(where, end="\n\n")
+        show(f"{where}\n")
         _print_measurements(measurements)
     is_wrong = any(x.difference is not None and x.seconds is None for x in measurements)
     return FAILED if is_wrong else OK
@@ -173,7 +173,7 @@ def _print_measurements(measurements: list[Measurement]) -> None:
         first, third = x.quartiles
         spread = f"{1e3 * first:.3f} to {1e3 * third:.3f}"
         rows.append((str(x.shape), x.peer, f"{1e3 * x.seconds:.3f}", f"{x.gflops:.1f}", spread, ""))
-    print(table(("shape", "by", "median ms", "GFLOP/s", "quartiles ms", "not run"), rows))
+    show(table(("shape", "by", "median ms", "GFLOP/s", "quartiles ms", "not run"), rows))
 
 
 def _write_files(
@@ -202,16 +202,16 @@ def _csv(measurements: list[Measurement]) -> str:
 
 
 def _print(report: Report) -> None:
-    print(fields(list(report.machine.items())))
-    print()
+    show(fields(list(report.machine.items())))
+    show()
     if report.comparisons:
         headers = ("problem", "ms", "GFLOP/s", "against", "its ms", "median ratio", "difference")
-        print(table(headers, [_compared(x) for x in report.comparisons]), end="\n\n")
+        show(table(headers, [_compared(x) for x in report.comparisons]) + "\n")
     if report.figures:
         figures = [(x.what, f"{x.measured:.1f} {x.unit}") for x in report.figures]
-        print(table(("what", "measured"), figures))
+        show(table(("what", "measured"), figures))
     if report.rows:
-        print(table(("what", "measured", "bar", "met"), [_beside_its_bar(x) for x in report.rows]))
+        show(table(("what", "measured", "bar", "met"), [_beside_its_bar(x) for x in report.rows]))
 
 
 def _compared(x: Comparison) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 from .. import jit
 from ..ahead.warm_up import WarmedLauncher, specs_ahead, warmup
 from .exit_codes import OK, UsageError
-from .output import ProgressBar, print_json, table
+from .output import ProgressBar, print_json, show, table
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(launchers)
     else:
-        print(table(("launcher", "build"), [(x["name"], in_words(x)) for x in launchers]))
+        show(table(("launcher", "build"), [(x["name"], in_words(x)) for x in launchers]))
     return OK
 
 

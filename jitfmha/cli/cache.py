@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from .. import jit
 from .exit_codes import FAILED, OK
-from .output import byte_size, print_json, table
+from .output import byte_size, print_json, show, table
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(shown)
     else:
-        print(text)
+        show(text)
     return OK
 
 
@@ -42,9 +42,9 @@ def _list(args: argparse.Namespace) -> int:
             )
             for x in entries
         ]
-        print(table(("launcher", "key", "size", "created", "last used", "state"), cells))
+        show(table(("launcher", "key", "size", "created", "last used", "state"), cells))
     else:
-        print(f"no entries in {jit.cache_dir()}")
+        show(f"no entries in {jit.cache_dir()}")
     return OK if all(x.valid for x in entries) else FAILED
 
 

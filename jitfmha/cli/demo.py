@@ -19,7 +19,7 @@ from ..call.interface import explain, fmha_fwd
 from ..planning.target import AmdTarget, Target
 from ..problem.dtypes import DTYPE_NAMES
 from .exit_codes import FAILED, OK
-from .output import print_json, progress, table
+from .output import print_json, progress, show, table
 
 _HDIM = 128
 _RAGGED_HEADS_PER_KEY_HEAD = 4
@@ -108,7 +108,7 @@ def _print(results: list[DemoResult]) -> None:
         for x in results
     ]
     figures = ("build", "warm ms", "GFLOP/s", "SDPA ms", "error", "SDPA's", "verified")
-    print(table(("problem", "kernel", *figures), rows))
+    show(table(("problem", "kernel", *figures), rows))
 
 
 def _batch_problem(sizes: DemoSizes, dtype: torch.dtype, device: torch.device) -> DemoResult:

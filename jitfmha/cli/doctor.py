@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from .exit_codes import FAILED, OK, UsageError
-from .output import byte_size, fields, print_json, progress
+from .output import byte_size, fields, print_json, progress, show
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         texts = (x.found + (f"\n-> {x.remedy}" if x.remedy else "") for x in findings)
         names = (f"{x.verdict:<7}  {x.check}" for x in findings)
-        print(fields(list(zip(names, texts, strict=True))))
+        show(fields(list(zip(names, texts, strict=True))))
     return FAILED if worst == "failed" else OK
 
 

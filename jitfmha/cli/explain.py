@@ -11,7 +11,7 @@ from ..call.detection import planned_target
 from ..call.dispatch import explain_problem
 from ..problem.problem import Problem
 from .exit_codes import FAILED, OK, UsageError
-from .output import print_json
+from .output import print_json, show
 
 
 def run(args: argparse.Namespace) -> int:
@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(explanation.to_dict())
     else:
-        print(explanation)
+        show(str(explanation))
     return FAILED if explanation.plan is None else OK
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..export import Selection, export, features_named, selection_of, selection_of_set
 from .exit_codes import OK, UsageError
-from .output import print_json, progress
+from .output import print_json, progress, show
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"folder": str(args.output), "kernels": names})
     else:
-        print(f"{args.output}: {len(names)} kernels for {' and '.join(selection.arches)}")
+        show(f"{args.output}: {len(names)} kernels for {' and '.join(selection.arches)}")
     return OK
 
 

@@ -13,6 +13,7 @@ from ..amd.chips import Arch
 from ..bench import SUITES
 from ..version import __version__
 from .launch_description import LaunchDescription, LaunchDescriptionError
+from .lines import folded
 
 _EXIT_CODES = (
     "exit codes: 0 done, 1 failed (also: a verification failed or a bar was missed), "
@@ -219,8 +220,10 @@ def _add_explain(commands: Any) -> None:
     ]
     layouts = ["bshd", "bhsd", "sbhd", "qkvpacked"]
     flag("--device", default="cpu", help=f"where the tensors are, as {_DEVICE}")
-    flag("--dtype", default="bf16", choices=dtypes)
-    flag("--kv-dtype", choices=dtypes, help="of k and v (default: as q)")
+    named = f"of q: {', '.join(dtypes)} (default: bf16)"
+    flag("--dtype", default="bf16", choices=dtypes, metavar="DTYPE", help=named)
+    of_kv = "of k and v (default: as q)"
+    flag("--kv-dtype", choices=dtypes, metavar="DTYPE", help=of_kv)
     rounding = "how probabilities become bf16 on gfx942 (default: rtne)"
     flag("--bf16-cvt", default="rtne", choices=_CVTS, help=rounding)
     _add_sizes(flag)
@@ -419,8 +422,9 @@ def _add_export(commands: Any) -> None:
     declared = "also compile what a file declares, as `build --set` takes it"
     flag("--set", type=_file, metavar="FILE.json", help=declared)
     flag("--direction", nargs="+", choices=_DIRECTIONS, help="(default: both)")
-    dtypes = "(default: bf16 fp16 fp8); backward has none of 8 bits"
-    flag("--dtype", nargs="+", choices=["bf16", "fp16", *_EIGHT_BITS, "fp32"], help=dtypes)
+    dtypes = ["bf16", "fp16", *_EIGHT_BITS, "fp32"]
+    named = f"of {', '.join(dtypes)} (default: bf16 fp16 fp8); backward has none of 8 bits"
+    flag("--dtype", nargs="+", choices=dtypes, metavar="DTYPE", help=named)
     kept = "of k and v beside a q of more bits, of kernels that are compiled (default: as q)"
     flag("--kv-dtype", choices=_EIGHT_BITS, help=kept)
     hdims = f"{_HDIMS}all that come ready, and of compiled kernels 64 and 128)"
@@ -493,15 +497,18 @@ def _add_bench(commands: Any) -> None:
         commands,
         "bench",
         "measure a suite and hold it against its bars, or shapes beside other packages",
-        "Without --shapes, run a benchmark suite; the exit code is 1 when a bar is missed. With "
-        "--shapes, time our attention beside that of every other package that is here, in "
-        "interleaved runs; the exit code is 1 when a result is another one than ours.",
+        folded(
+            "Without --shapes, run a benchmark suite; the exit code is 1 when a bar is missed. "
+            "With --shapes, time our attention beside that of every other package that is here, in "
+            "interleaved runs; the exit code is 1 when a result is another one than ours.",
+            hang=0,
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=_suites_in_words(),
+        epilog=folded(_suites_in_words()),
     )
     what = parser.add_mutually_exclusive_group()
     suites = "one of the list below (default: cpu)"
-    what.add_argument("--suite", default="cpu", choices=SUITES, help=suites)
+    what.add_argument("--suite", default="cpu", choices=SUITES, metavar="SUITE", help=suites)
     what.add_argument(
         "--shapes",
         type=_shape,

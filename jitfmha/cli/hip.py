@@ -10,7 +10,7 @@ from ..jit.elf import Elf
 from ..jit.regular_file import write_whole
 from ..jit.toolchain.device_compiler import DeviceCompileError, compile_hip_file
 from .exit_codes import FAILED, OK
-from .output import print_json
+from .output import print_json, show
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,5 +26,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"file": str(args.output), "bytes": len(image), "kernels": kernels})
     else:
-        print(f"{args.output}: {', '.join(kernels) or 'no kernel'}")
+        show(f"{args.output}: {', '.join(kernels) or 'no kernel'}")
     return OK

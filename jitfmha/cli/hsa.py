@@ -6,6 +6,8 @@ import argparse
 import os
 import secrets
 import struct
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,7 +36,7 @@ from ..problem.problem import BF16_CVTS
 from ..replay.kernel_trial import try_kernel
 from .emulated import kernel_of
 from .exit_codes import FAILED, OK, UsageError
-from .output import byte_size, fields, print_json, progress, table
+from .output import byte_size, fields, print_json, progress, show, table
 
 _MASKS = ("none", "top-left", "causal", "window")
 
@@ -93,7 +95,7 @@ def _import(args: argparse.Namespace) -> int:
         print_json(facts)
     else:
         listed = {x: "\n".join(y) or "none" for x, y in facts.items() if isinstance(y, list)}
-        print(fields([(name, str(value)) for name, value in (facts | listed).items()]))
+        show(fields([(name, str(value)) for name, value in (facts | listed).items()]))
     return FAILED if trial.findings or unused else OK
 
 
@@ -126,10 +128,15 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
     elif rows:
-        headers = ("tree", "arch", "kernel", "pass", "dtype", "hdim", "mask", "mode", "for", "file")
-        print(table(headers, [_cells(row) for row in rows]))
+        headers = ("kernel", "pass", "dtype", "hdim", "mask", "mode", "for")
+        of_trees = groupby(rows, itemgetter("tree", "arch"))
+        tables = (
+            f"{tree}\n{arch}:\n{table(headers, [_cells(row) for row in of_tree])}"
+            for (tree, arch), of_tree in of_trees
+        )
+        show("\n\n".join(tables))
     else:
-        print("no kernels" if args.tree is None else f"no kernels in {args.tree}")
+        show("no kernels" if args.tree is None else f"no kernels in {args.tree}")
     return OK
 
 
@@ -182,9 +189,8 @@ def _fact(tree: str, arch: Arch, row: AnyRow) -> dict[str, Any]:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
-        *(row["tree"], row["arch"], row["kernel"], row["pass"], row["dtype"]),
-        *(f"{row['hdim_q']}x{row['hdim_v']}", row["mask"], row["mode"]),
-        *(" ".join(row["variants"]) or "all", Path(row["files"][0]).name),
+        *(row["kernel"], row["pass"], row["dtype"], f"{row['hdim_q']}x{row['hdim_v']}"),
+        *(row["mask"], row["mode"], " ".join(row["variants"]) or "all"),
     )
 
 
@@ -229,11 +235,11 @@ def _show(args: argparse.Namespace) -> int:
         print_json(facts)
         return OK
     size = byte_size(len(elf.image))
-    print(fields([("file", str(args.code_object)), ("arch", arch), ("size", size)]))
+    show(fields([("file", str(args.code_object)), ("arch", arch), ("size", size)]))
     for kernel in kernels:
-        print()
-        print(fields(_shown_kernel(kernel)))
-    print("\n" + table(("address", "symbol"), [(f"{at:#x}", name) for name, at in symbols]))
+        show()
+        show(fields(_shown_kernel(kernel)))
+    show("\n" + table(("address", "symbol"), [(f"{at:#x}", name) for name, at in symbols]))
     return OK
 
 
@@ -274,7 +280,7 @@ def _disasm(args: argparse.Namespace) -> int:
     if args.json:
         print_json([each._asdict() for each in instructions])
     else:
-        print(_as_listing(kernel, instructions))
+        show(_as_listing(kernel, instructions))
     return OK
 
 
@@ -287,7 +293,7 @@ def _as_listing(symbol: str, instructions: list[DecodedInstruction]) -> str:
             lines.append(f"L{each.offset:x}:")
         words = " ".join(f"{word:08x}" for word in each.words)
         goes_to = "" if each.target is None else f" -> L{each.target:x}"
-        lines.append(f"  {each.text:<60} // {each.offset:06x}: {words}{goes_to}".rstrip())
+        lines.append(f"  {each.text:<46} // {each.offset:06x}: {words}{goes_to}".rstrip())
     return "\n".join(lines)
 
 
@@ -306,11 +312,11 @@ def _verify(args: argparse.Namespace) -> int:
     else:
         for root, check in checks.items():
             found = f"{len(check.problems) or 'no'} problem{'s' * (len(check.problems) != 1)}"
-            print(f"{root}: {check.rows} rows, {check.files} code objects, {found}")
+            show(f"{root}: {check.rows} rows, {check.files} code objects, {found}")
             for problem in check.problems:
-                print(f"  problem: {problem}")
+                show(f"  problem: {problem}")
             for remark in check.remarks:
-                print(f"  remark: {remark}")
+                show(f"  remark: {remark}")
     return FAILED if any(check.problems for check in checks.values()) else OK
 
 
@@ -336,7 +342,7 @@ def _waits(args: argparse.Namespace) -> int:
     else:
         for path, places in found.items():
             for place in places:
-                print(f"{path}: {place}")
+                show(f"{path}: {place}")
         faulty = sum(map(bool, found.values()))
-        print(f"{len(found)} code objects, {faulty or 'none'} of which lack wait states")
+        show(f"{len(found)} code objects, {faulty or 'none'} of which lack wait states")
     return FAILED if any(found.values()) else OK

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -21,17 +20,9 @@ from ..kernels.compiled.tiles import tile_table
 from ..problem.features import DTYPE_FEATURES
 from ..problem.problem import BF16_CVTS
 from .exit_codes import FAILED, OK, UsageError
-from .output import fields, print_json, table
+from .output import fields, print_json, show, table
 
 _MASKS = ("none", "top-left", "causal")
-_LINE_WIDTH = 80
-_FOLDED: Any = {
-    "width": _LINE_WIDTH,
-    "initial_indent": "  ",
-    "subsequent_indent": "      ",
-    "break_long_words": False,  # paths stay whole
-    "break_on_hyphens": False,
-}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(facts)
     else:
-        print("\n\n".join(_in_words(arch, of_arch) for arch, of_arch in facts.items()))
+        show("\n\n".join(_in_words(arch, of_arch) for arch, of_arch in facts.items()))
     return OK
 
 
@@ -57,10 +48,10 @@ def _list_rules(as_json: bool) -> int:
         print_json(rules)
         return OK
     for rule in rules:
-        print(f"{rule['name']} (of {_WHOSE[rule['of']]})")
-        ours = [f"ours: {rule['ours']}"] if rule["ours"] else []
-        lines = (f"source: {rule['source']}", *ours)
-        print("\n".join(textwrap.fill(line, **_FOLDED) for line in lines))
+        show(f"{rule['name']} (of {_WHOSE[rule['of']]})")
+        show(f"  source: {rule['source']}")
+        if rule["ours"]:
+            show(f"  ours: {rule['ours']}")
     return OK
 
 
@@ -75,7 +66,7 @@ def _validate_file(path: Path, as_json: bool) -> int:
     if as_json:
         print_json(result.to_dict())
     else:
-        print(f"{path}: {'valid' if result.valid else 'not valid'}")
+        show(f"{path}: {'valid' if result.valid else 'not valid'}")
         for what, rules in (("error", result.errors), ("warning", result.warnings)):
             _print_rules(rules, f"{what}: ")
     return OK if result.valid else FAILED
@@ -83,8 +74,7 @@ def _validate_file(path: Path, as_json: bool) -> int:
 
 def _print_rules(rules: Iterable[BrokenRule], what: str = "") -> None:
     for rule in rules:
-        lines = (f"{what}{rule.reason}", f"  rule: {rule.name}", f"  source: {rule.source}")
-        print("\n".join(textwrap.fill(line, **_FOLDED) for line in lines))
+        show(f"  {what}{rule.reason}\n    rule: {rule.name}\n    source: {rule.source}")
 
 
 def _validate(args: argparse.Namespace, archs: Sequence[str]) -> int:
@@ -98,7 +88,7 @@ def _validate(args: argparse.Namespace, archs: Sequence[str]) -> int:
         print_json({arch: [rule._asdict() for rule in rules] for arch, rules in broken.items()})
         return FAILED if any(broken.values()) else OK
     for arch, rules in broken.items():
-        print(f"{arch}:" if rules else f"{arch}: no rule is broken")
+        show(f"{arch}:" if rules else f"{arch}: no rule is broken")
         _print_rules(rules)
     return FAILED if any(broken.values()) else OK
 
@@ -141,15 +131,14 @@ def _of_row(tree: str, row: KernelRow) -> dict[str, Any]:
 
 
 def _in_words(arch: str, facts: dict[str, Any]) -> str:
-    """The facts of an architecture as tables, each line within the width of a page."""
+    """The facts of an architecture as tables."""
     of_ck = facts["ck"]
     known = [
-        ("CK's data types", _wrapped(", ".join(of_ck["supported_dtypes"]))),
-        ("CK's pipelines", _wrapped(", ".join(of_ck["supported_pipelines"]))),
+        ("CK's data types", ", ".join(of_ck["supported_dtypes"])),
+        ("CK's pipelines", ", ".join(of_ck["supported_pipelines"])),
     ]
     if not is_arch(arch):
-        why = (textwrap.fill(line, _LINE_WIDTH) for line in why_nothing_runs_on(arch))
-        return "\n".join((arch, *why, fields(known)))
+        return "\n".join((arch, *why_nothing_runs_on(arch), fields(known)))
     lists = {
         "data types": [row["dtype"] for row in facts["data_types"]],
         "features": facts["features"],
@@ -169,7 +158,7 @@ def _in_words(arch: str, facts: dict[str, Any]) -> str:
     of_waves = ("direction", "features", "held_registers", "waves_of_simd", "line")
     sections = [
         arch,
-        fields([*((name, _wrapped(", ".join(values))) for name, values in lists.items()), *known]),
+        fields([*((name, ", ".join(values)) for name, values in lists.items()), *known]),
         "\ncompiled for a call, which takes the first row with room for its head dimensions",
         table(
             ("kernel", "data types", "hdim", "slices", "tile", "waves", "LDS bytes", "line"), tiles
@@ -184,10 +173,6 @@ def _in_words(arch: str, facts: dict[str, Any]) -> str:
         rows = [row for row in facts["ready"] if row["tree"] == tree]
         sections += [f"\nready: {tree}", _table_of_ready(rows)]
     return "\n".join(sections)
-
-
-def _wrapped(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, _LINE_WIDTH - len("CK's data types  ")))
 
 
 def _pair(row: dict[str, Any], first: str, second: str) -> str:

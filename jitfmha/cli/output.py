@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from tqdm import tqdm
 
 from ..jit.status import hand_lines_to
+from .lines import folded, line_width, pieces
 
 # Units from the smallest; a value is shown in the last one that it fills.
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -26,43 +26,44 @@ def print_json(value: object) -> None:
     print()
 
 
+def show(text: str = "") -> None:
+    """Print what people read, in lines that fit the terminal."""
+    print(folded(text))
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """An aligned table under a header line; a column of figures is flush right.
 
-    Where a terminal is narrower, wide columns go on in the lines below.
+    Where the terminal is narrower, wide cells go on in the lines below.
     """
-    texts = (map(str, row) for row in rows)
-    columns = _wrapped(list(zip(headers, *texts, strict=True)), _terminal_width())
-    shown = []
-    for column in columns:
-        width = max(map(len, column))
-        figures = bool(rows) and all(_is_figure(cell) for cell in column[1:])
-        shown.append([cell.rjust(width) if figures else cell.ljust(width) for cell in column])
-    lines = ["  ".join(cells).rstrip() for cells in zip(*shown, strict=True)]
-    rule = "  ".join("-" * len(column[0]) for column in shown)
-    return "\n".join((lines[0], rule, *lines[1:]))
+    lines = [tuple(headers), *(tuple(map(str, row)) for row in rows)]
+    columns = list(zip(*lines, strict=True))
+    widths = _widths(columns)
+    are_figures = [bool(rows) and all(map(_is_figure, column[1:])) for column in columns]
 
-
-def _terminal_width() -> int | None:
-    """The width of the terminal that reads stdout; None where it is a file or a pipe."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def _wrapped(columns: list[tuple[str, ...]], width: int | None) -> list[tuple[str, ...]]:
-    """The columns, with long cells of the widest ones in several rows, where they are too wide."""
-    widths = [max(map(len, column)) for column in columns]
-    while width is not None and sum(widths) + 2 * (len(widths) - 1) > width:
-        if max(widths) <= _NARROWEST:
-            break
-        widths[widths.index(max(widths))] -= 1
-    lines: list[tuple[str, ...]] = []
-    for row in zip(*columns, strict=True):
-        parts = [
-            [cell[at : at + room] for at in range(0, len(cell), room)]
-            for cell, room in zip(row, widths, strict=True)
+    def shown(line: tuple[str, ...]) -> list[str]:
+        cells = map(pieces, line, widths)
+        return [
+            "  ".join(
+                cell.rjust(width) if figures else cell.ljust(width)
+                for cell, width, figures in zip(parts, widths, are_figures, strict=True)
+            ).rstrip()
+            for parts in zip_longest(*cells, fillvalue="")
         ]
-        lines += zip_longest(*parts, fillvalue="") if any(parts) else [row]
-    return list(zip(*lines, strict=True))
+
+    rule = "  ".join("-" * width for width in widths)
+    return "\n".join((*shown(lines[0]), rule, *chain.from_iterable(map(shown, lines[1:]))))
+
+
+def _widths(columns: list[tuple[str, ...]]) -> list[int]:
+    """Those of the columns, the widest ones narrower where all do not fit beside each other."""
+    widths = [max(map(len, column)) for column in columns]
+    while sum(widths) + 2 * (len(widths) - 1) > line_width() and max(widths) > _NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+    return [
+        max(len(piece) for cell in column for piece in pieces(cell, width))
+        for column, width in zip(columns, widths, strict=True)
+    ]
 
 
 def fields(pairs: Sequence[tuple[str, str]]) -> str:
@@ -73,7 +74,7 @@ def fields(pairs: Sequence[tuple[str, str]]) -> str:
         first, *others = value.splitlines() or [""]
         lines.append(f"{name.ljust(width)}  {first}".rstrip())
         lines.extend(f"{' ' * width}  {line}" for line in others)
-    return "\n".join(lines)
+    return folded("\n".join(lines), hang=width + 2)
 
 
 def byte_size(size: int) -> str:

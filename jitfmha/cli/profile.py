@@ -6,7 +6,7 @@ import argparse
 
 from .emulated import profile_of, read_launch
 from .exit_codes import OK
-from .output import print_json
+from .output import print_json, show
 
 
 def run(args: argparse.Namespace) -> int:
@@ -21,5 +21,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(profile.to_dict())
     else:
-        print(profile)
+        show(str(profile))
     return OK

@@ -15,7 +15,7 @@ from ..replay.reading import read_record
 from ..replay.rerun import Diagnosis, Outcome, diagnose
 from .emulated import emulated_machine
 from .exit_codes import FAILED, OK, UsageError
-from .output import fields, print_json, table
+from .output import fields, print_json, show, table
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
             documents.append(_document(folder, machine.name, record, diagnosis))
         else:
             if number > 0:
-                print()
+                show()
             _print(folder, machine.name, record, diagnosis, with_arguments=args.arguments)
     if args.json:
         print_json(documents)
@@ -136,10 +136,10 @@ def _print(
         if outcome is not None:
             shown.append((name, _in_words(outcome)))
     shown += [("finding", str(each)) for each in diagnosis.findings]
-    print(fields([*shown, ("fault", diagnosis.sentence())]))
+    show(fields([*shown, ("fault", diagnosis.sentence())]))
     if with_arguments:
         for kernel in record.kernels:
-            print("\n" + table((kernel.symbol, "value"), _argument_rows(kernel)))
+            show("\n" + table((kernel.symbol, "value"), _argument_rows(kernel)))
 
 
 def _argument_rows(kernel: RecordedKernel) -> list[tuple[str, str]]:

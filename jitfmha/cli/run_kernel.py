@@ -20,7 +20,7 @@ from ..jit.elf import printable
 from ..replay.machines import RerunError
 from .emulated import DescribedLaunch, emulated_machine, profile_of, read_launch
 from .exit_codes import FAILED, OK
-from .output import fields, print_json, progress, table
+from .output import fields, print_json, progress, show, table
 
 _FIRST_VALUES = 6
 
@@ -109,7 +109,7 @@ def _print(
         ("failure", failure or "none"),
         ("findings", "\n".join(map(str, findings)) or "none"),
     ]
-    print(fields(about_launch))
+    show(fields(about_launch))
     rows = []
     for name, tensor in outputs.items():
         about = _description(tensor)
@@ -121,6 +121,6 @@ def _print(
         rows.append([name, about["dtype"], shape, first, *shown, str(about["not_finite"]), file])
     if rows:
         headers = ["output", "dtype", "shape", "first", "smallest", "largest", "not finite", "file"]
-        print(f"\n{table(headers, rows)}")
+        show(f"\n{table(headers, rows)}")
     if profile is not None:
-        print(f"\n{profile}")
+        show(f"\n{profile}")

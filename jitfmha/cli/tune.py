@@ -17,7 +17,7 @@ from ..planning.measured_file import forget, from_bytes, keep, kept, left_out, t
 from ..planning.target import CpuTarget
 from ..problem.mask import parse_mask
 from .exit_codes import FAILED, OK, UsageError
-from .output import ProgressBar, print_json, progress
+from .output import ProgressBar, print_json, progress, show
 
 _SHAPES = ("seqlens", "causal", "decode")
 
@@ -40,7 +40,7 @@ def _say(args: argparse.Namespace, text: str, **values: object) -> int:
     if args.json:
         print_json(values)
     else:
-        print(text)
+        show(text)
     return OK
 
 

@@ -510,7 +510,7 @@ def _timing(facts: dict[str, Any]) -> Timing:
 
 # ---- The report ----------------------------------------------------------------------------------
 
-_WIDEST_LINE = 100
+_WIDEST_LINE = 80
 _COLUMNS: Mapping[str, Callable[[Work], int]] = {
     "instr": Work.count,
     "MFMA": lambda work: work.matrix,

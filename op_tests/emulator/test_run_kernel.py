@@ -62,7 +62,14 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, code_object: bytes, capfd: pytest.CaptureFixture[str]) -> Run:
+def run(
+    tmp_path: Path,
+    code_object: bytes,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Run:
+    monkeypatch.setenv("COLUMNS", "400")
+
     def run_kernel(launch: Any, *flags: str, image: bytes = code_object) -> tuple[int, str, str]:
         (tmp_path / "kernel.co").write_bytes(image)
         text = launch if isinstance(launch, str) else json.dumps(launch)
