@@ -15,6 +15,7 @@ from jitfmha.export.kernels import (
     features_of,
     forward_kernels,
     forward_passes,
+    ready_backward_kernels,
     selection_of,
     selection_of_set,
 )
@@ -170,6 +171,43 @@ def test_receipts_say_what_is_compiled(receipt, has_forward):
     words = {word for each in (*forward, *backward) for word in features_of(each).split("+")}
     assert {"alibi", "dropout"} <= words
     assert ("bias_bf16" in words) != has_forward
+
+
+_SIXTEEN_BITS = ("bf16", "fp16")
+
+
+@pytest.mark.parametrize(
+    ("profile", "chosen", "has"),
+    [
+        ("flash_fwd", {}, lambda way, row: way == "forward" and row.dtype in _SIXTEEN_BITS),
+        ("flash_bwd", {}, lambda way, row: way == "backward"),
+        ("aiter_group", {}, lambda way, row: row.mode == 1),
+        ("fp8_test", {}, lambda way, row: row.dtype == "fp8bf16" and row.hdim_q in (128, 192)),
+        ("fp32_all", {}, lambda way, row: False),
+        (
+            "inference",
+            {},
+            lambda way, row: (
+                way == "forward" and row.dtype in _SIXTEEN_BITS and row.hdim_q in (64, 128)
+            ),
+        ),
+        (
+            "pytorch",
+            {"hdims": ((64, 64),), "masks": ("causal",)},
+            lambda way, row: (row.hdim_q, row.mode) == (64, 0) and row.mask > 0,
+        ),
+        ("training", {"features": (("dropout",),)}, lambda way, row: False),
+    ],
+)
+def test_profiles_say_what_comes_ready(profile, chosen, has):
+    def rows(selection: Selection) -> set[tuple[str, Any]]:
+        forward, backward = forward_kernels(selection), ready_backward_kernels(selection)
+        return {("forward", x.row) for x in forward} | {("backward", x.row) for x in backward}
+
+    every = rows(Selection(("gfx942", "gfx950")))
+    expected = {(way, row) for way, row in every if has(way, row)}
+    assert len(expected) < len(every)
+    assert rows(selection_of(("gfx942", "gfx950"), profile, chosen)) == expected
 
 
 def test_sets_say_what_is_compiled(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -473,6 +474,24 @@ def test_what_is_no_entry(tmp_path, entry, error, texts):
     path = declared(tmp_path, entry)
     with refused(error, str(path), *texts):
         warmup(kernel_set=path, device="gfx942")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python reads TOML from 3.11 on")
+def test_a_set_in_toml(tmp_path, monkeypatch):
+    fields = {"data_type": "fp16", "hdim_q": [40, 64], "hdim_v": 64, "mask": "*"}
+    values = (f"{name} = {json.dumps(value)}" for name, value in fields.items())
+    path = tmp_path / "set.toml"
+    path.write_text(f'[[kernels]]\narch = "gfx942"\nsignature = {{{", ".join(values)}}}\n')
+    assert names_of(path) == names_of(declared(tmp_path, {"signature": fields}))
+    with refused(ValueError, str(path), "no kernels for gfx950"):
+        names_of(path, "gfx950")
+    with monkeypatch.context() as changed:
+        changed.setattr(sys, "version_info", (3, 10, 14))
+        with refused(ValueError, str(path), "3.11", "JSON"):
+            names_of(path)
+    path.write_text("[[kernels]")
+    with refused(ValueError, str(path), "line 1"):
+        names_of(path)
 
 
 def test_what_is_no_set(tmp_path, run):

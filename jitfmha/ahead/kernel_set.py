@@ -1,14 +1,16 @@
-"""A set of kernels that is declared in one place: a JSON file of configurations with wildcards.
+"""A set of kernels that is declared in one place: a file of configurations with wildcards.
 
-``{"kernels": [{"signature": {...}, "algorithm": {"pipeline": ...}, "arch": ...}, ...]}`` has the
-fields of configurations of CK's dispatcher. A field may have a list of values, or "*" for every one
-that there is; "arch" is "*" where it is missing, and "algorithm" says but the pipelines.
+``{"kernels": [{"signature": {...}, "algorithm": {"pipeline": ...}, "arch": ...}, ...]}``, in JSON
+or the same in TOML, has the fields of configurations of CK's dispatcher. A field may have a list of
+values, or "*" for every one that there is; "arch" is "*" where it is missing, and "algorithm" says
+but the pipelines.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
@@ -40,11 +42,12 @@ class SetEntry(NamedTuple):
 def entries_of(path: str | PathLike[str], arch: str) -> list[SetEntry]:
     """The entries of a file that are for an architecture, or with "cpu" for the CPU.
 
-    Raises ``TypeError`` or ``ValueError`` for what is no such file, or has no entry for ``arch``,
+    Raises ``TypeError`` or ``ValueError`` for what is no such file, or has no entry for ``arch``
+    (TOML before Python 3.11, too),
     and ``OSError`` where it cannot be read.
     """
     try:
-        declared = json.loads(Path(path).read_text(encoding="utf-8"))
+        declared = _read(Path(path))
         if not isinstance(declared, dict) or [*declared] != ["kernels"]:
             raise TypeError(f"a set is a dict with 'kernels', got {declared!r}")
         if not isinstance(declared["kernels"], list):
@@ -56,6 +59,18 @@ def entries_of(path: str | PathLike[str], arch: str) -> list[SetEntry]:
     if not entries:
         raise ValueError(f"{path} has no kernels for {arch}")
     return entries
+
+
+def _read(path: Path) -> object:
+    """What the file has: TOML where its name says so, else JSON."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".toml":
+        return json.loads(text)
+    if sys.version_info >= (3, 11):
+        import tomllib  # which earlier ones lack
+
+        return tomllib.loads(text)
+    raise ValueError("Python reads TOML from 3.11 on; use that, or write the set in JSON")
 
 
 def _entry(given: object, arch: str) -> Iterator[SetEntry]:

@@ -54,8 +54,8 @@ def warmup(
             arguments below override it: each that is given takes the place of the same in every
             part of the profile, and what makes no call then is left out. Or a receipt of CK's, by
             its name or number, as "flash_fwd" or 2.
-        kernel_set: a JSON file that declares what is built, in place of a profile and of the
-            arguments up to ``features``.
+        kernel_set: a file, JSON or TOML, that declares what is built, in place of a profile and of
+            the arguments up to ``features``.
         dtypes: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "bf8_e5m2fnuz", "bf8_e5m2",
             "int8", or the torch dtypes; or pairs (of q, of k and v), such as
             ("bf16", "fp8_e4m3fn") for a cache of 8 bits. By default those of the first three that

@@ -374,8 +374,8 @@ def _add_build(commands: Any) -> None:
         "receipt of CK's by name or number, as flash_fwd or 2; the flags below take the place of "
         "what it has of the same",
     )
-    declared = "a file that declares what is built, in place of the profile and its flags"
-    flag("--set", type=_file, metavar="FILE.json", help=declared)
+    declared = "JSON or TOML that declares what is built, in place of the profile and its flags"
+    flag("--set", type=_file, metavar="FILE", help=declared)
     dtypes = (
         "as bf16, or of q and of k and v as bf16,fp8_e4m3fn (default: those of fp32, bf16 and fp16 "
         "that the device serves)"
@@ -420,7 +420,7 @@ def _add_export(commands: Any) -> None:
     )
     flag("--profile", type=_profile, metavar="NAME", help=profile)
     declared = "also compile what a file declares, as `build --set` takes it"
-    flag("--set", type=_file, metavar="FILE.json", help=declared)
+    flag("--set", type=_file, metavar="FILE", help=declared)
     flag("--direction", nargs="+", choices=_DIRECTIONS, help="(default: both)")
     dtypes = ["bf16", "fp16", *_EIGHT_BITS, "fp32"]
     named = f"of {', '.join(dtypes)} (default: bf16 fp16 fp8); backward has none of 8 bits"

@@ -80,14 +80,15 @@ class Selection(NamedTuple):
         features: of calls that compiled kernels serve; each of these has all that are in one value.
         kv_dtype: that of keys and values of such calls, where it is another one, of 8 bits.
         bias_dtype: that of biases that are added, where it is not the output's.
-        subsets: what is compiled, in place of what the other fields say of it.
+        subsets: what a profile has: what is compiled, in place of what the other fields say of it,
+            and of what comes ready, whatever serves such calls without features.
         declared: the calls of a set of kernels, each with its architecture, in place of these;
             None: there is no set.
         few_queries: whether forward calls of few queries get kernels of their own, too.
         persistent: whether forward calls whose rows see more or less of the keys get kernels with
             persistent workgroups, too.
         appends: whether keys are appended to caches, by kernels of their own.
-        receipt: what is compiled passes it.
+        receipt: what is compiled and what comes ready passes it.
     """
 
     arches: tuple[Arch, ...]
@@ -276,10 +277,11 @@ def forward_kernels(selection: Selection) -> Iterator[ForwardKernel]:
     """
     if "forward" not in selection.directions:
         return
+    kinds = _kinds_of_profile(selection, "forward")
     for arch in selection.arches:
         for tree in _shipped_trees(arch):
             for row in tree.forward.rows:
-                if _is_selected(row, arch, selection):
+                if _is_selected(row, arch, selection, kinds):
                     yield ForwardKernel(arch, row, _image(tree, row), _ready_cycles(arch, row))
 
 
@@ -290,12 +292,13 @@ def ready_backward_kernels(selection: Selection) -> Iterator[BackwardKernels]:
     """
     if "backward" not in selection.directions:
         return
+    kinds = _kinds_of_profile(selection, "backward")
     for arch in selection.arches:
         found = ((tree, row) for tree in _shipped_trees(arch) for row in tree.ready_backward.rows)
         for tree, listed in found:
             kernels = kernels_of(listed)
             row = next(kernel.row for kernel in kernels if kernel.row.symbol == listed.symbol)
-            if not _is_selected(row, arch, selection):
+            if not _is_selected(row, arch, selection, kinds):
                 continue
             yield BackwardKernels(
                 arch=arch,
@@ -322,7 +325,49 @@ def _image(tree: Tree, row: AnyRow) -> bytes:
     return code_object.image
 
 
-def _is_selected(row: KernelRow, arch: Arch, selection: Selection) -> bool:
+class _PlainKind(NamedTuple):
+    """What kernels that come ready are told apart by: calls without features."""
+
+    arch: Arch
+    dtype: str
+    hdims: tuple[int, int]
+    is_masked: bool
+    mode: Mode
+
+
+def _kind_of_row(arch: Arch, row: KernelRow) -> _PlainKind:
+    return _PlainKind(arch, row.dtype, (row.hdim_q, row.hdim_v), row.mask != 0, _MODES[row.mode])
+
+
+def _kind_of_call(arch: Arch, wanted: Combination) -> _PlainKind | None:
+    """None of a call with features, or with keys of another data type than queries."""
+    is_plain = wanted.features <= {*_MEANT_BY_OTHERS, Feature.DESCALES}
+    if not is_plain or wanted.dtype != wanted.kv_dtype:
+        return None
+    dtype = "fp8bf16" if wanted.dtype in FP8_NAMES.values() else wanted.dtype
+    hdims = wanted.hdim_q, wanted.hdim_v
+    return _PlainKind(arch, dtype, hdims, not wanted.mask.is_none, wanted.mode)
+
+
+def _kinds_of_profile(selection: Selection, direction: Direction) -> set[_PlainKind] | None:
+    """The kinds of calls that a profile or a receipt has; None where neither is selected."""
+    if not selection.subsets:
+        return None
+    return {
+        kind
+        for arch, wanted in _combinations(selection, direction)
+        if (kind := _kind_of_call(arch, wanted)) and _passes_receipt(selection, wanted)
+    }
+
+
+def _passes_receipt(selection: Selection, wanted: Combination) -> bool:
+    receipt = selection.receipt
+    return receipt is None or allows(receipt, signature_of(wanted.problem()))
+
+
+def _is_selected(
+    row: KernelRow, arch: Arch, selection: Selection, kinds: set[_PlainKind] | None
+) -> bool:
     hdims, cvts = selection.hdims, selection.bf16_cvts
     has_choice = cvts is not None and architecture(arch).has_roundings(row.dtype)
     return (
@@ -330,6 +375,7 @@ def _is_selected(row: KernelRow, arch: Arch, selection: Selection) -> bool:
         and (hdims is None or (row.hdim_q, row.hdim_v) in hdims)
         and ("causal" if row.mask else "none") in selection.masks
         and _MODES[row.mode] in selection.modes
+        and (kinds is None or _kind_of_row(arch, row) in kinds)
         and (not has_choice or BF16_CVTS[row.bf16_cvt] in (cvts or ()))
     )
 
@@ -353,15 +399,13 @@ def forward_passes(
     named = selection.hdims, selection.features, selection.subsets, selection.declared
     if not any((*named, selection.kv_dtype, selection.few_queries, selection.persistent)):
         return ()
-    served = set() if PLAIN in (selection.features or ()) else {_kind_of(each) for each in ready}
+    served = {_kind_of_row(each.arch, each.row) for each in ready}
+    if PLAIN in (selection.features or ()):
+        served.clear()
     passes: list[ForwardTraits] = []
     refusals: list[Exception] = []
     for arch, wanted in _combinations(selection, "forward"):
-        dtype = "fp8bf16" if wanted.dtype in FP8_NAMES.values() else wanted.dtype
-        kind = (arch, dtype, wanted.hdim_q, wanted.hdim_v, not wanted.mask.is_none, wanted.mode)
-        is_plain = wanted.features <= {*_MEANT_BY_OTHERS, Feature.DESCALES}
-        is_plain &= wanted.dtype == wanted.kv_dtype
-        is_served = is_plain and kind in served
+        is_served = _kind_of_call(arch, wanted) in served
         if is_served and not (selection.few_queries or selection.persistent):
             continue
         try:
@@ -483,8 +527,7 @@ def _combinations(selection: Selection, direction: Direction) -> Iterator[tuple[
 def _problems(selection: Selection, wanted: Combination, arch: Arch) -> Iterator[Problem]:
     """A problem for each rounding; raises what such a call would."""
     check_combination(wanted)
-    receipt = selection.receipt
-    if receipt is not None and not allows(receipt, signature_of(wanted.problem())):
+    if not _passes_receipt(selection, wanted):
         return
     for cvt in selection.bf16_cvts or _CVTS_OF_COMPILED:
         problem = wanted.problem()._replace(bf16_cvt=cvt)
@@ -594,11 +637,6 @@ def _each_once(passes: list[_T], refusals: list[Exception]) -> tuple[_T, ...]:
     if refusals and not passes:
         raise refusals[0]
     return tuple(dict.fromkeys(passes))
-
-
-def _kind_of(kernel: ForwardKernel) -> tuple[object, ...]:
-    row = kernel.row
-    return kernel.arch, row.dtype, row.hdim_q, row.hdim_v, row.mask != 0, _MODES[row.mode]
 
 
 def _units(arch: Arch) -> int:
