@@ -16,7 +16,7 @@ from torch import Tensor
 
 import jitfmha
 from jitfmha.call.detection import target_of
-from jitfmha.emulator.session import emulated_name
+from jitfmha.emulator.session import emulated_name, named_device
 from jitfmha.planning.target import AmdTarget
 
 _MOST = 3e-2  # of the largest value; a wrong kernel is far outside
@@ -124,7 +124,8 @@ def _target(name: str) -> tuple[torch.device, AbstractContextManager[object]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="smoke_test_fwd_v3.sh", description=__doc__)
-    parser.add_argument("-a", "--arch", required=True, choices=list(_CVTS))
+    chips = "gfx942 or MI300X, gfx942-mi308 or MI308X, gfx950 or MI355X"
+    parser.add_argument("-a", "--arch", required=True, type=_arch, help=chips)
     parser.add_argument("-n", "--count", type=_count, help="how many problems, or all")
     parser.add_argument("-s", "--seed", type=int, default=0, help="of the inputs (default: 0)")
     args = parser.parse_args()
@@ -155,6 +156,13 @@ def main() -> int:
     )
     print(f"{wrong} wrong" if wrong else "all right")
     return 1 if wrong else 0
+
+
+def _arch(text: str) -> str:
+    try:
+        return named_device(text, "arch")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _count(text: str) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 _HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize(("chip", "count"), [("gfx950", 3), ("gfx942-mi308", 1)])
+@pytest.mark.parametrize(("chip", "count"), [("gfx950", 3), ("MI308X", 1)])
 def test_the_smoke_test(chip, count, seed):
     process = run_program(
         _HERE / "smoke_test_fwd_v3.sh", "-a", chip, "-n", str(count), "-s", str(seed), cwd=ROOT

@@ -244,7 +244,7 @@ def emulate(
     error says so. The sanitizer also prints each finding on standard error, once in a process.
 
     Args:
-        arch: gfx942 (MI300X), gfx942-mi308 (MI308X) or gfx950 (MI355X).
+        arch: gfx942 (MI300X), gfx942-mi308 (MI308X) or gfx950 (MI355X); or the chip.
         check: with the sanitizer; JITFMHA_EMULATE_CHECK=1 in the environment does the same.
         profile: with the cost model.
         random_order: a seed: waves and workgroups run in random order, which shakes out races, on
@@ -282,7 +282,7 @@ def emulate(
     check = check or (_environment_checks() and not profile)
     variant: Variant = "check" if check else "profile" if profile else "plain"
     emulation = Emulation(
-        _known(arch, "arch"), variant, random_order, threads, sample, instruction_budget
+        named_device(arch, "arch"), variant, random_order, threads, sample, instruction_budget
     )
     run = EmulatedRun(emulation)
     target = TARGET_HERE.set(_target_of(emulation))
@@ -320,15 +320,22 @@ def emulated_name(chip_name: str, arch: str) -> str:
     return next((name for name, known in VIRTUAL_NODE.items() if known == chip_name), arch)
 
 
-def _known(arch: str, origin: str) -> str:
-    if not isinstance(arch, str) or arch not in DEVICES:
-        raise ValueError(f"{origin} {arch!r} is not emulated; choose one of {', '.join(DEVICES)}")
-    return arch
+def named_device(name: str, origin: str) -> str:
+    """The key of ``DEVICES`` that is meant by itself, or by its chip's name.
+
+    Raises ``ValueError``, which begins with ``origin``, where none is.
+    """
+    if isinstance(name, str):
+        for key, chip_name in VIRTUAL_NODE.items():
+            if name == key or name.upper() == chip_name:
+                return key
+    known = ", ".join((*VIRTUAL_NODE, *VIRTUAL_NODE.values()))
+    raise ValueError(f"{origin} {name!r} is not emulated; choose one of {known}")
 
 
 def target_of_environment() -> AmdTarget:
     """The target that JITFMHA_EMULATE names, or ``ValueError``; its trees are read once."""
-    arch = _known(os.environ["JITFMHA_EMULATE"], "JITFMHA_EMULATE:")
+    arch = named_device(os.environ["JITFMHA_EMULATE"], "JITFMHA_EMULATE:")
     return _target_of_process(Emulation(arch, "check" if _environment_checks() else "plain"))
 
 

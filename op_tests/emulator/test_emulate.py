@@ -55,6 +55,8 @@ def test_environment(monkeypatch):
     for arch, check, expected in (
         ("", "1", None),
         ("gfx942-mi308", "0", Emulation("gfx942-mi308")),
+        ("MI308X", "0", Emulation("gfx942-mi308")),
+        ("mi355x", "0", Emulation("gfx950")),
         ("gfx950", "1", Emulation("gfx950", "check")),
     ):
         monkeypatch.setenv("JITFMHA_EMULATE", arch)
