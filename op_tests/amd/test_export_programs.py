@@ -270,6 +270,7 @@ def test_help(way, programs):
     said = programs[way].run("-?")
     for name in ("bias", "drop_offset", "v3_bf16_cvt=1", "jsonfile", "mask"):
         assert f"\n  -{name}" in said
+    assert all(len(line) <= 80 for line in said.splitlines())
 
 
 def test_json(programs, tmp_path):

@@ -139,10 +139,19 @@ class Options {
     refuse(name);
   }
   bool asks_for_help() const { return asks_for_help_; }
+  // In lines of 80 columns.
   std::string help() const {
     std::string lines;
-    for (const Option& option : known_)
-      lines += std::string("  -") + option.name + "=" + option.initial + "  " + option.help + "\n";
+    for (const Option& option : known_) {
+      std::string line = std::string("  -") + option.name + "=" + option.initial + " ";
+      std::stringstream words(option.help);
+      for (std::string word; words >> word; line += " " + word)
+        if (line.size() + 1 + word.size() > 80) {
+          lines += line + "\n";
+          line = "     ";
+        }
+      lines += line + "\n";
+    }
     return lines;
   }
   [[noreturn]] void refuse(const std::string& name) const {
