@@ -21,6 +21,7 @@ from jitfmha.cli.output import progress, table
 DEVICE = torch.device("cuda" if torch.version.hip and torch.cuda.is_available() else "cpu")
 MHA_TYPES = ("mha", "gqa", "mqa")
 BIAS_TYPES = ("no", "bias", "alibi")
+PADDINGS = ("no_padding", "mixed", "q_only", "k_only")
 _REPEATS = 5
 _GQA_RATIOS = (1, 8)
 
@@ -35,6 +36,7 @@ class Asked:
         local: with a window that is drawn.
         repeats: how often the call is timed.
         gqa_ratio: query heads of a key head, in place of ``mha_type``; 0: as that says.
+        padding: which sides of packed sequences have unused rows between them.
     """
 
     dtype: str = "bf16"
@@ -49,6 +51,7 @@ class Asked:
     dropout_p: float = 0.0
     repeats: int = 0
     gqa_ratio: int = 0
+    padding: str = PADDINGS[0]
 
     @property
     def heads_k(self) -> int:
@@ -112,6 +115,7 @@ def in_words(asked: Asked, mask: dict[str, Any]) -> str:
         "" if asked.bias_type == "no" else asked.bias_type,
         f"dropout {asked.dropout_p}" if asked.dropout_p else "",
         "deterministic" if asked.deterministic else "",
+        "" if asked.padding == PADDINGS[0] else f"{asked.padding} padding",
     )
     return ", ".join(filter(None, parts))
 
@@ -122,14 +126,14 @@ def kept(randval: Tensor, dropout_p: float) -> Tensor:
 
 
 def relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """The largest difference, relative to the largest value of each tensor."""
-    errors = []
+    """The largest difference, relative to the largest value of each tensor; NaN stays NaN."""
+    errors = [0.0]
     for x, reference in zip(actual, expected, strict=True):
         assert x.shape == reference.shape
         if reference.numel():
             size = reference.abs().max().clamp(min=1e-3)
             errors.append(((x.detach().cpu().double() - reference).abs().max() / size).item())
-    return max(errors, default=0.0)
+    return torch.tensor(errors).max().item()
 
 
 def best_ms(function: Callable[[], object], repeats: int) -> float:
@@ -153,12 +157,13 @@ def check(
     *,
     mask: dict[str, Any],
     pairs: int,
+    used: tuple[Tensor | slice, Tensor | slice] = (slice(None), slice(None)),
     **options: Tensor | int | None,
 ) -> Checked:
     """AITER's function, forward and backward, on tensors that are moved where calls run.
 
     ``reference(q, k, v, randval, **features)`` is in float64; ``pairs`` are those of a query and a
-    key, of all sequences, which the flops count.
+    key, of all sequences, which the flops count. ``used`` rows of queries and of keys are compared.
     """
     has_randval = asked.dropout_p > 0
     moved = {n: x.to(DEVICE) if isinstance(x, Tensor) else x for n, x in options.items()}
@@ -180,12 +185,18 @@ def check(
     backward_ms = best_ms(
         lambda: torch.autograd.grad(out, leaves, dout_here, retain_graph=True), asked.repeats
     )
+    rows = (used[0], used[1], used[1])
     flops = 2 * asked.heads * pairs * sum(asked.hdims)
     return Checked(
         in_words(asked, mask),
         asked.dtype,
-        relative_error([out], [expected]),
-        relative_error(gradients, expected_gradients),
+        relative_error(*([x.cpu()[rows[0]]] for x in (out, expected))),
+        relative_error(
+            *(
+                [x.cpu()[of] for x, of in zip(each, rows, strict=True)]
+                for each in (gradients, expected_gradients)
+            )
+        ),
         *(forward_ms, backward_ms, flops / forward_ms / 1e9 if forward_ms else 0.0),
     )
 
@@ -272,7 +283,8 @@ def run_all(args: argparse.Namespace, check_one: Callable[[Asked], Checked]) -> 
     rows: list[Checked] = []
     shared = "mha_type" if args.mha_type else "gqa_ratio"
     args.gqa_ratio = args.gqa_ratio or [x for x in _GQA_RATIOS if args.nheads % x == 0]
-    listed = ("dtype", "hdims", shared, "causal", "local", "deterministic")
+    listed = ["dtype", "hdims", shared, "causal", "local", "deterministic"]
+    listed += ["padding"] if hasattr(args, "padding") else []
     for combination in product(*(getattr(args, name) for name in listed)):
         asked = Asked(
             **dict(zip(listed, combination, strict=True)),

@@ -32,14 +32,22 @@ RAGGED = [1, 130, 0, 17, 3, 65], [70, 5, 4, 17, 300, 0]
 
 @dataclass(frozen=True)
 class Sequences:
-    """Lengths of queries and of keys, and how many unused rows follow each sequence."""
+    """Lengths of queries and of keys, and how many unused rows follow each sequence.
+
+    Two numbers for ``gap`` are those of queries and of keys.
+    """
 
     lengths: tuple[Sequence[int], Sequence[int]]
-    gap: int = 0
+    gap: int | tuple[int, int] = 0
+
+    @property
+    def gaps(self) -> tuple[int, int]:
+        return (self.gap, self.gap) if isinstance(self.gap, int) else self.gap
 
     @property
     def rooms(self) -> list[list[int]]:
-        return [[n + self.gap for n in side] for side in self.lengths]
+        sides = zip(self.lengths, self.gaps, strict=True)
+        return [[n + gap for n in side] for side, gap in sides]
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -57,7 +65,7 @@ class Sequences:
     def groups(self) -> dict[str, Tensor]:
         """The arguments that say so."""
         sums_q, sums_k = map(prefix_sums, self.lengths)
-        padded = self.padded if self.gap else {}
+        padded = self.padded if any(self.gaps) else {}
         return {"cu_seqlens_q": sums_q, "cu_seqlens_k": sums_k, **padded}
 
     @property
@@ -67,7 +75,7 @@ class Sequences:
 
     def used_rows(self, side: int) -> Tensor:
         """Which rows of q, or of k and v, belong to a sequence."""
-        used = [torch.arange(n + self.gap) < n for n in self.lengths[side]]
+        used = [torch.arange(n + self.gaps[side]) < n for n in self.lengths[side]]
         return torch.cat([torch.zeros(0, dtype=torch.bool), *used])
 
 
@@ -83,7 +91,7 @@ class Packed:
     @property
     def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
         """What stands between the sequences as 0."""
-        has_gaps = self.sequences.gap > 0
+        has_gaps = any(self.sequences.gaps)
         q, k, v = (x.nan_to_num() if has_gaps else x for x in (self.q, self.k, self.v))
         return q, k, v
 

@@ -7,6 +7,7 @@ on the GPU if there is one, else on the CPU, or with JITFMHA_EMULATE on an emula
 """
 
 import argparse
+import math
 import sys
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from mha_calls import (
     check,
     kept,
     reference_mask,
+    relative_error,
     run_all,
 )
 
@@ -106,6 +108,14 @@ def test_a_wrong_result_does_not_hold(rng, monkeypatch):
         lambda q, k, v, **options: right(q, k * 1.5, v, **options),
     )
     assert not check_batch(rng, Asked(causal=True)).holds
+
+
+def test_a_number_that_nobody_wrote_is_an_error():
+    right = torch.ones(3, dtype=torch.float64)
+    wrong = right.clone()
+    wrong[1] = torch.nan
+    assert math.isnan(relative_error([right, wrong], [right, right]))
+    assert relative_error([right, right], [right, right]) == 0
 
 
 def main() -> int:

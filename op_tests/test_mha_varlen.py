@@ -16,6 +16,7 @@ import torch
 from inputs import DTYPES
 from mha_calls import (
     BIAS_TYPES,
+    PADDINGS,
     Asked,
     Checked,
     add_layout,
@@ -45,7 +46,12 @@ def check_packed(
 ) -> Checked:
     if asked.bias_type == "bias":
         raise ValueError("packed sequences have no bias here; use 'no' or 'alibi'")
-    (hdim, hdim_v), total_q, total_k = asked.hdims, sum(lengths_q), sum(lengths_k)
+    hdim, hdim_v = asked.hdims
+    gap = torch.randint(1, 9, (), generator=rng).item()
+    padded = {"mixed": (gap, gap), "q_only": (gap, 0), "k_only": (0, gap)}
+    sequences = Sequences((lengths_q, lengths_k), padded.get(asked.padding, 0))
+    total_q, total_k = sequences.rows
+    used = sequences.used_rows(0), sequences.used_rows(1)
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=rng).to(DTYPES[asked.dtype])
@@ -61,7 +67,9 @@ def check_packed(
     slopes = None
     if asked.bias_type == "alibi":
         slopes = torch.rand(len(lengths_q), asked.heads, generator=rng)
-    sequences = Sequences((lengths_q, lengths_k))
+    for rows, tensors in zip(used, ((q, dout), (k, v)), strict=True):
+        for x in tensors:
+            x[~rows] = torch.nan
 
     def reference(*tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
         *qkv, randval = tensors
@@ -79,6 +87,7 @@ def check_packed(
         *(flash_attn_varlen_func, reference, (q, k, v), dout, asked),
         mask=mask,
         pairs=pairs,
+        used=used,
         alibi_slopes=slopes,
         max_seqlen_q=max(lengths_q),
         max_seqlen_k=max(lengths_k),
@@ -98,6 +107,13 @@ def test_packed(rng, layout, mha_type, local):
     assert checked.holds, checked
 
 
+@pytest.mark.parametrize("padding", PADDINGS[1:])
+def test_padded(rng, padding):
+    asked = Asked(padding=padding, mha_type="gqa", causal=True, local=True)
+    checked = check_packed(rng, asked, [1, 64, 0, 65], [5, 130, 3, 64])
+    assert checked.holds, checked
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-b", "--batch_size", type=int, default=4)
@@ -107,6 +123,14 @@ def main() -> int:
     )
     parser.add_argument("-dp", "--dropout_p", type=float, default=0.0)
     parser.add_argument("-msq", "--min_seqlen_q", type=int, default=0)
+    parser.add_argument(
+        "--padding",
+        nargs="+",
+        choices=PADDINGS,
+        default=list(PADDINGS),
+        metavar="SIDES",
+        help=f"of {', '.join(PADDINGS)}: which have unused rows between sequences (default: all)",
+    )
     add_layout(parser, _LAYOUTS)
     add_shared_options(parser, (192, 192))
     add_lists(parser, "-mha", "-dt")

@@ -55,7 +55,7 @@ def test_what_nobody_wrote_is_an_error():
     ("name", "flags", "rows"),
     [
         ("test_mha", "-q 5 -k 9 -n 3 -gr 1 3 -ns 2 -i KVPACKED -d bf16", 2),
-        ("test_mha_varlen", "-s 9,9 -nh 7 -mha mha gqa mqa -dt bf16", 3),
+        ("test_mha_varlen", "-s 9,9 -nh 7 -mha mha gqa mqa -dt bf16 --padding mixed", 3),
     ],
 )
 def test_scripts_of_calls(name, flags, rows):
