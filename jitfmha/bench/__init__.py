@@ -23,7 +23,8 @@ class SuiteInTheList:
     """A suite before it is imported: what it measures, and for how long on two cores of a server.
 
     ``from_checkout`` ones are among the test rigs, which no wheel carries. ``sizes`` are the names
-    of those that a shape of the suite has, where shapes may be given.
+    of those that a shape of the suite has, where shapes may be given; ``takes_threads`` says
+    whether their number may be.
     """
 
     what: str
@@ -31,6 +32,7 @@ class SuiteInTheList:
     quick_minutes: float
     from_checkout: bool = True
     sizes: str = ""
+    takes_threads: bool = False
 
 
 SUITES = {
@@ -38,11 +40,18 @@ SUITES = {
         "the CPU kernel against torch's attention, and what first calls cost",
         *(9, 2),
         from_checkout=False,
+        takes_threads=True,
     ),
     "cpu-drawn": SuiteInTheList(
         "60 calls of the CPU kernel drawn at random against torch's attention, with gradients, too",
         *(8, 0.6),
         from_checkout=False,
+    ),
+    "models": SuiteInTheList(
+        "BERT, ViT and Llama on the CPU with our attention against the same with torch's, in bf16",
+        *(12, 0.2),
+        from_checkout=False,
+        takes_threads=True,
     ),
     "memory": SuiteInTheList(
         "what the device's memory gives: read, write, copy", 0.3, 0.15, from_checkout=False
@@ -106,9 +115,9 @@ def run_suite(
 ) -> Report:
     """Run one suite of ``SUITES``; ``quick`` measures a part of it, in seconds.
 
-    ``progress`` gets a line for each step, and ``threads`` is for the suite ``cpu`` alone (None:
-    2). ``shapes`` are measured in place of those that the bars are for, by suites whose shapes have
-    ``sizes``. Raises ``RuntimeError`` for a wrong result, and as :func:`suite` does.
+    ``progress`` gets a line for each step, and ``threads`` is for suites that take them. ``shapes``
+    are measured in place of those that the bars are for, by suites whose shapes have ``sizes``.
+    Raises ``RuntimeError`` for a wrong result, and as :func:`suite` does.
     """
     if shapes:
         if not SUITES[name].sizes:
@@ -118,8 +127,7 @@ def run_suite(
         return report
     if threads is None:
         return suite(name)(quick, progress)
-    if name != "cpu":
+    if not SUITES[name].takes_threads:
         raise ValueError(f"the suite {name!r} has threads of its own, got threads={threads}")
-    from . import cpu  # The command line is fast without it.
-
-    return cpu.run(quick, progress, threads)
+    timed: Report = import_module(f".{name}", __name__).run(quick, progress, threads)
+    return timed

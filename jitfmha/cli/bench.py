@@ -34,12 +34,13 @@ def run(args: argparse.Namespace) -> int:
     for name in _OF_SHAPES:
         if getattr(args, name) is not None:
             raise UsageError(f"--{name} is for --shapes alone, got {getattr(args, name)!r}")
-    if args.threads is not None and (args.threads < 1 or args.suite != "cpu"):
+    suite, shapes = SUITES[args.suite], _shapes_of_suite(args)
+    if args.threads is not None and (args.threads < 1 or not suite.takes_threads):
+        takers = " and ".join(name for name, each in SUITES.items() if each.takes_threads)
         raise UsageError(
-            "--threads must be at least 1, and is for --suite cpu alone; got "
+            f"--threads must be at least 1, and is for the suites {takers}; got "
             f"{args.threads} and {args.suite!r}"
         )
-    suite, shapes = SUITES[args.suite], _shapes_of_suite(args)
     usual = 60 * (suite.quick_minutes if args.quick else suite.minutes)
     with ProgressBar(usual) as bar:
         start = time.monotonic()

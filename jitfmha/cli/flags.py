@@ -518,7 +518,7 @@ def _add_bench(commands: Any) -> None:
     )
     flag = parser.add_argument
     flag("--quick", action="store_true", help="only a part of the suite, for a first impression")
-    threads = "of both sides in the suite cpu (default: 2)"
+    threads = "of both sides in the suites cpu (default: 2) and models (default: torch's)"
     flag("--threads", type=int, metavar="N", help=threads)
     for name, what_it_is in (("M", "rows"), ("N", "columns"), ("K", "what products sum over")):
         of = f"with --suite rows or gemm, measured in place of its shapes: {what_it_is}, such as "
