@@ -101,7 +101,10 @@ CFLAGS = (
     "-fpeel-loops",
     "-ffp-contract=fast",
     "-fvisibility=hidden",
+    "-flto",
 )
+# What GCC has to optimize it divides among the processors, when it links.
+LDFLAGS = ("-flto=auto", "--param=lto-min-partition=1000")
 _SHORT_DIRECTIONS: dict[Direction, str] = {"forward": "fwd", "backward": "bwd"}
 _CALLS: dict[Direction, str] = {"forward": "call", "backward": "backward pass"}
 _OPEN_SIDE = 1 << 40  # a window side that no sequence reaches
@@ -351,7 +354,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
             **{f"{header}.h": render(f"cpu/{header}.h", {}) for header in _HEADERS},
         },
         cflags=(*CFLAGS, *flags),
-        ldflags=(),
+        ldflags=LDFLAGS,
         why=(
             f"the first {traits.dtype} {_CALLS[traits.direction]} in {traits.mode} with hdim "
             f"{traits.hdim_q}x{traits.hdim_v} and mask {traits.mask}"

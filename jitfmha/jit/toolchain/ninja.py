@@ -70,12 +70,14 @@ def _write_tied_ninja(workspace: Path, python: tuple[str, ...], ninja: str) -> s
     folder = workspace / "bin"
     folder.mkdir(mode=0o700)
     command = (*python, "-c", _TIED_TO_BUILDER, ninja, str(os.getpid()), str(workspace))
-    write_script(folder / "ninja", command)
+    # cpp_extension asks for the version first, which needs no Python to start.
+    asked = f'[ "$1" = --version ] && exec {shlex.quote(ninja)} --version'
+    write_script(folder / "ninja", command, asked)
     return str(folder)
 
 
-def write_script(path: Path, command: tuple[str, ...]) -> Path:
+def write_script(path: Path, command: tuple[str, ...], before: str = "") -> Path:
     """Write a program that runs `command` with its own arguments after it."""
-    text = f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
+    text = f'#!/bin/sh\n{before}\nexec {shlex.join(command)} "$@"\n'
     write_private(path, os.fsencode(text), mode=0o700)
     return path
