@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -58,8 +56,7 @@ _VIT = Layers(12, 384, 6, 6, 1536)
 _LLAMA = Layers(4, 2048, 32, 8, 8192, is_decoder=True)
 
 
-@dataclass(frozen=True)
-class _Case:
+class Case(NamedTuple):
     """A step of a model: new tokens of each sequence, the last of ``keys``."""
 
     name: str
@@ -84,18 +81,18 @@ class _Case:
 
 
 _CASES = (
-    _Case("BERT-base, 8 x 512 tokens", _BERT, 8, 512, 512, 1.0),
-    _Case("ViT-small, 197 tokens", _VIT, 1, 197, 197, 1.0),
-    _Case("ViT-small, 8 x 197 tokens", _VIT, 8, 197, 197, 1.0),
-    _Case("Llama, prefill of 2048", _LLAMA, 1, 2048, 2048, 1.0),
-    _Case("Llama, prefill of 8192", _LLAMA, 1, 8192, 8192, 1.25),
-    _Case("Llama, decode, 8192 keys", _LLAMA, 1, 1, 8192, 1.1),
-    _Case("Llama, decode, 8 x 8192 keys", _LLAMA, 8, 1, 8192, 1.1),
+    Case("BERT-base, 8 x 512 tokens", _BERT, 8, 512, 512, 1.0),
+    Case("ViT-small, 197 tokens", _VIT, 1, 197, 197, 1.0),
+    Case("ViT-small, 8 x 197 tokens", _VIT, 8, 197, 197, 1.0),
+    Case("Llama, prefill of 2048", _LLAMA, 1, 2048, 2048, 1.0),
+    Case("Llama, prefill of 8192", _LLAMA, 1, 8192, 8192, 1.25),
+    Case("Llama, decode, 8192 keys", _LLAMA, 1, 1, 8192, 1.1),
+    Case("Llama, decode, 8 x 8192 keys", _LLAMA, 8, 1, 8192, 1.1),
 )
 _QUICK_CASES = (
-    _Case("BERT-base, 128 tokens", _BERT._replace(layers=1), 1, 128, 128, 1.0),
-    _Case("Llama, prefill of 256", _LLAMA._replace(layers=1), 1, 256, 256, 1.0),
-    _Case("Llama, decode, 1024 keys", _LLAMA._replace(layers=1), 1, 1, 1024, 1.0),
+    Case("BERT-base, 128 tokens", _BERT._replace(layers=1), 1, 128, 128, 1.0),
+    Case("Llama, prefill of 256", _LLAMA._replace(layers=1), 1, 256, 256, 1.0),
+    Case("Llama, decode, 1024 keys", _LLAMA._replace(layers=1), 1, 1, 1024, 1.0),
 )
 
 
@@ -105,13 +102,13 @@ def run(quick: bool, progress: Progress, threads: int | None = None) -> Report:
     torch.set_num_threads(threads or before)
     torch.manual_seed(_SEED)
     report = Report("models", machine_here())
-    models: dict[Layers, _Model] = {}
+    models: dict[Layers, Model] = {}
     try:
         with torch.no_grad():
             for case in _QUICK_CASES if quick else _CASES:
                 if case.sizes not in models:
-                    models = {case.sizes: _Model(case.sizes).to(_DTYPE)}  # one at a time
-                timed = _timed(case, models[case.sizes], report, 0.2 if quick else 5.0)
+                    models = {case.sizes: Model(case.sizes).to(_DTYPE)}  # one at a time
+                timed = time_model(case, models[case.sizes], report, 0.2 if quick else 5.0)
                 report.comparisons.append(timed)
                 report.at_least(f"{case.name}, speed over SDPA", timed.speedup, case.bar, "x")
                 progress(f"{case.name}: {1e3 * timed.seconds:.2f} ms, {timed.speedup:.2f}x SDPA")
@@ -120,8 +117,12 @@ def run(quick: bool, progress: Progress, threads: int | None = None) -> Report:
     return report
 
 
-def _timed(case: _Case, model: _Model, report: Report, seconds: float) -> Comparison:
-    x, rope, caches = _inputs(case)
+def time_model(case: Case, model: Model, report: Report, seconds: float) -> Comparison:
+    """Time the step of ``case`` with both sides for some seconds; the report gets what calls take.
+
+    Raises ``RuntimeError`` where the results do not belong together.
+    """
+    x, rope, caches = inputs_of(case)
     error = _verified(case, partial(model, x, rope, caches["jitfmha"]))
     clocks = {side: _Clock(side) for side in _SIDES}
     steps = [partial(model, x, rope, caches[side], clocks[side]) for side in _SIDES]
@@ -158,14 +159,14 @@ def _by_sdpa(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     return out.transpose(1, 2)
 
 
-_ATTEND: dict[_Side, _Attend] = {"jitfmha": _by_jitfmha, "SDPA": _by_sdpa}
+ATTEND: dict[_Side, _Attend] = {"jitfmha": _by_jitfmha, "SDPA": _by_sdpa}
 
 
 class _Clock:
     """Attends, and keeps what each call took, as a model waits for it."""
 
     def __init__(self, side: _Side) -> None:
-        self.attend = _ATTEND[side]
+        self.attend = ATTEND[side]
         self.took: list[float] = []
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
@@ -176,7 +177,7 @@ class _Clock:
         return out
 
 
-def _verified(case: _Case, step: Callable[[_Attend], Tensor]) -> float:
+def _verified(case: Case, step: Callable[[_Attend], Tensor]) -> float:
     """The largest difference of an attention within the model, as a share of the largest number.
 
     Raises ``RuntimeError`` where the results do not belong together.
@@ -184,7 +185,7 @@ def _verified(case: _Case, step: Callable[[_Attend], Tensor]) -> float:
     errors = []
 
     def both(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        ours, theirs = (_ATTEND[side](q, k, v, is_causal) for side in _SIDES)
+        ours, theirs = (ATTEND[side](q, k, v, is_causal) for side in _SIDES)
         errors.append(float((ours - theirs).abs().max() / theirs.abs().max()))
         return ours
 
@@ -196,8 +197,8 @@ def _verified(case: _Case, step: Callable[[_Attend], Tensor]) -> float:
 
 # ---- Models --------------------------------------------------------------------------------------
 
-_Cache = tuple[Tensor, Tensor]  # keys and values of a layer, (batch, seqlen, heads, hdim)
-_Caches = dict[_Side, list[_Cache]]
+Cache = tuple[Tensor, Tensor]  # keys and values of a layer, (batch, seqlen, heads, hdim)
+_Caches = dict[_Side, list[Cache]]
 
 
 class _Encoder(nn.Module):
@@ -212,7 +213,7 @@ class _Encoder(nn.Module):
         self.up = nn.Linear(sizes.hidden, sizes.mlp)
         self.down = nn.Linear(sizes.mlp, sizes.hidden)
 
-    def forward(self, x: Tensor, rope: Tensor, cache: _Cache | None, attend: _Attend) -> Tensor:
+    def forward(self, x: Tensor, rope: Tensor, cache: Cache | None, attend: _Attend) -> Tensor:
         q, k, v = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).unbind(2)
         x = x + self.out(attend(q, k, v, False).flatten(2))
         result: Tensor = x + self.down(gelu(self.up(self.norms[1](x))))
@@ -233,7 +234,7 @@ class _Decoder(nn.Module):
         self.gate, self.up = (linear(sizes.hidden, sizes.mlp) for _ in range(2))
         self.down = linear(sizes.mlp, sizes.hidden)
 
-    def forward(self, x: Tensor, rope: Tensor, cache: _Cache | None, attend: _Attend) -> Tensor:
+    def forward(self, x: Tensor, rope: Tensor, cache: Cache | None, attend: _Attend) -> Tensor:
         normed = self.norms[0](x)
         q, k, v = (
             project(normed).unflatten(-1, (-1, self.hdim)) for project in (self.q, self.k, self.v)
@@ -245,7 +246,8 @@ class _Decoder(nn.Module):
             k, v = cache
         x = x + self.out(attend(q, k, v, cache is None).flatten(2))
         normed = self.norms[1](x)
-        result: Tensor = x + self.down(silu(self.gate(normed)) * self.up(normed))
+        hidden = silu(self.gate(normed)) * self.up(normed)
+        result: Tensor = x + self.down(hidden)
         return result
 
 
@@ -253,23 +255,29 @@ def _rotated(x: Tensor, rope: Tensor) -> Tensor:
     """Rotated by ``rope``, the cosines and the sines of the tokens, as models do it."""
     cosines, sines = rope
     left, right = x.chunk(2, -1)
-    return x * cosines + torch.cat((-right, left), -1) * sines
+    rotated: Tensor = x * cosines + torch.cat((-right, left), -1) * sines
+    return rotated
 
 
-class _Model(nn.Module):
+class Model(nn.Module):
+    """The layers, called with tokens ``(batch, seqlen, hidden)``, what rotates heads, the caches of
+    all layers or none, and what attends; what comes of the tokens has their shape.
+    """
+
     def __init__(self, sizes: Layers) -> None:
         super().__init__()
         layer = _Decoder if sizes.is_decoder else _Encoder
         self.layers = nn.ModuleList(layer(sizes) for _ in range(sizes.layers))
 
-    def forward(self, x: Tensor, rope: Tensor, caches: list[_Cache], attend: _Attend) -> Tensor:
-        result = x
-        for layer, cache in zip_longest(self.layers, caches):
-            result = layer(result, rope, cache, attend)
-        return result
+    def forward(self, x: Tensor, rope: Tensor, caches: list[Cache], attend: _Attend) -> Tensor:
+        layers: list[Callable[..., Tensor]] = list(self.layers)
+        of_layers: list[Cache | None] = [*caches] if caches else [None] * len(layers)
+        for layer, cache in zip(layers, of_layers, strict=True):
+            x = layer(x, rope, cache, attend)
+        return x
 
 
-def _inputs(case: _Case) -> tuple[Tensor, Tensor, _Caches]:
+def inputs_of(case: Case) -> tuple[Tensor, Tensor, _Caches]:
     """The tokens, what rotates them, and the caches, which there are in decoding."""
     sizes = case.sizes
     places = torch.arange(case.keys - case.tokens, case.keys)[:, None]

@@ -20,6 +20,7 @@ from ..jit.loader import load
 from ..jit.render import render
 from ..jit.shared_struct import FLOAT, INT32, INT64, FieldType, Pointer, SharedStruct
 from ..jit.spec import MAX_NAME, BuildSpec
+from ..jit.toolchain.host_cpp import CFLAGS_IN_PARTS, LDFLAGS_IN_PARTS
 from ..planning.measured import Variant
 from ..planning.plan import Launch, Plan, Reason, Refusal, splits_to_time
 from ..planning.target import AVX2_FLAGS, AVX512_FLAGS, CpuIsa, CpuTarget, Target
@@ -101,10 +102,7 @@ CFLAGS = (
     "-fpeel-loops",
     "-ffp-contract=fast",
     "-fvisibility=hidden",
-    "-flto",
 )
-# What GCC has to optimize it divides among the processors, when it links.
-LDFLAGS = ("-flto=auto", "--param=lto-min-partition=1000")
 _SHORT_DIRECTIONS: dict[Direction, str] = {"forward": "fwd", "backward": "bwd"}
 _CALLS: dict[Direction, str] = {"forward": "call", "backward": "backward pass"}
 _OPEN_SIDE = 1 << 40  # a window side that no sequence reaches
@@ -353,8 +351,8 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
             **_product_sources(traits),
             **{f"{header}.h": render(f"cpu/{header}.h", {}) for header in _HEADERS},
         },
-        cflags=(*CFLAGS, *flags),
-        ldflags=LDFLAGS,
+        cflags=(*CFLAGS, *CFLAGS_IN_PARTS, *flags),
+        ldflags=LDFLAGS_IN_PARTS,
         why=(
             f"the first {traits.dtype} {_CALLS[traits.direction]} in {traits.mode} with hdim "
             f"{traits.hdim_q}x{traits.hdim_v} and mask {traits.mask}"

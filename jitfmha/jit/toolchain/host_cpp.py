@@ -18,9 +18,11 @@ from ..spec import BuildSpec
 from ..status import say
 from .compiling import INSTALL_ZIG, ZIG_MISSING, DoesNotRun, version_of, zig_program
 
-# GCC optimizes what these sources and libraries are made of when it links, divided among the
-# processors: kernels are one source, which takes two thirds as long to compile like this.
-DIVIDING_FLAGS = ("-flto", "-flto=auto", "--param=lto-min-partition=1000")
+# With these flags GCC optimizes when it links, in parts side by side on the processors, for which
+# one source of many templates has enough. They are left out for compilers that cannot.
+CFLAGS_IN_PARTS = ("-flto",)
+LDFLAGS_IN_PARTS = ("-flto=auto", "--param=lto-min-partition=1000")
+_IN_PARTS = frozenset({*CFLAGS_IN_PARTS, *LDFLAGS_IN_PARTS})
 _STANDARD_NAMES = ("c++", "g++", "clang++")
 
 
@@ -61,18 +63,18 @@ class HostCpp(NamedTuple):
         return compile_library(known, self.command, workspace, destination, variables)
 
     def _known(self, spec: BuildSpec) -> BuildSpec:
-        """The spec without flags that are only for others, or for a GCC that has more."""
+        """The spec without flags that are not for this compiler."""
         unknown = self.unknown_flags
-        if not unknown.issuperset(DIVIDING_FLAGS) and not self._can_divide():
-            unknown |= frozenset(DIVIDING_FLAGS)
+        if not _IN_PARTS.isdisjoint(spec.ldflags) and not self._links_in_parts():
+            unknown |= _IN_PARTS
         cflags, ldflags = (
             tuple(flag for flag in flags if flag not in unknown)
             for flags in (spec.cflags, spec.ldflags)
         )
         return replace(spec, cflags=cflags, ldflags=ldflags)
 
-    def _can_divide(self) -> bool:
-        """Whether it is a GCC that was built with link-time optimization, as most are."""
+    def _links_in_parts(self) -> bool:
+        """Whether it is a GCC with link-time optimization, as most are."""
         if "Free Software Foundation" not in self.version:
             return False
         question = [*self.command, "-print-prog-name=lto1"]
@@ -156,7 +158,7 @@ def _zig_cpp() -> HostCpp | None:
         "there is no other, and it came with the Python package ziglang",
         ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"),
         # Other clangs ignore what is GCC's alone.
-        frozenset({"-fpeel-loops", "-fvect-cost-model=dynamic", *DIVIDING_FLAGS}),
+        frozenset({"-fpeel-loops", "-fvect-cost-model=dynamic"}),
     )
 
 
