@@ -20,7 +20,6 @@ from ..jit.loader import load
 from ..jit.render import render
 from ..jit.shared_struct import FLOAT, INT32, INT64, FieldType, Pointer, SharedStruct
 from ..jit.spec import MAX_NAME, BuildSpec
-from ..jit.toolchain.host_cpp import CFLAGS_IN_PARTS, LDFLAGS_IN_PARTS
 from ..planning.measured import Variant
 from ..planning.plan import Launch, Plan, Reason, Refusal, splits_to_time
 from ..planning.target import AVX2_FLAGS, AVX512_FLAGS, CpuIsa, CpuTarget, Target
@@ -351,8 +350,8 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
             **_product_sources(traits),
             **{f"{header}.h": render(f"cpu/{header}.h", {}) for header in _HEADERS},
         },
-        cflags=(*CFLAGS, *CFLAGS_IN_PARTS, *flags),
-        ldflags=LDFLAGS_IN_PARTS,
+        cflags=(*CFLAGS, *flags),
+        ldflags=(),
         why=(
             f"the first {traits.dtype} {_CALLS[traits.direction]} in {traits.mode} with hdim "
             f"{traits.hdim_q}x{traits.hdim_v} and mask {traits.mask}"

@@ -14,14 +14,7 @@ from jitfmha.jit.toolchain import host_cpp
 from jitfmha.jit.toolchain.compiling import compile_failure
 from jitfmha.jit.toolchain.cpp_extension import ShownOutput
 
-from .conftest import (
-    REAL_COMPILER,
-    answer,
-    assert_private,
-    build_only,
-    make_spec,
-    write_programs,
-)
+from .conftest import answer, assert_private, build_only, make_spec
 
 
 def test_built_once_and_then_loaded(cache, fake_compiler, new_process):
@@ -243,23 +236,6 @@ def test_what_is_no_compiler(cache, monkeypatch):
 def test_link_error_is_shown(cache):
     with pytest.raises(jit.BuildError, match="cannot find -lnosuchlibrary"):
         jit.load(make_spec(ldflags=("-lnosuchlibrary",)))
-
-
-@pytest.mark.parametrize("can_divide", [True, False])
-def test_what_is_optimized_in_parts(cache, monkeypatch, tmp_path, can_divide):
-    """Only with a GCC that can, which tells where it has the program for that."""
-    if "Free Software Foundation" not in host_cpp.find_host_cpp().version:
-        pytest.skip("it is about GCC")
-    program, log = tmp_path / "lto1" if can_divide else "lto1", tmp_path / "log"
-    script = (
-        f'#!/bin/sh\ncase "$*" in -print-prog-name=lto1) echo "{program}"; exit;; esac\n'
-        f'echo "$@" >> "{log}"\nexec "{REAL_COMPILER}" "$@"\n'
-    )
-    spec = make_spec(cflags=host_cpp.CFLAGS_IN_PARTS, ldflags=host_cpp.LDFLAGS_IN_PARTS)
-    monkeypatch.setenv("CXX", str(write_programs(tmp_path, script, "some-gcc") / "some-gcc"))
-    assert answer(spec) == 42
-    compiled, linked = log.read_text().splitlines()[-2:]
-    assert ("-flto" in compiled) == ("-flto=auto" in linked) == can_divide
 
 
 def test_logs_are_bounded(cache, monkeypatch):

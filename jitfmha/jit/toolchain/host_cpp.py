@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import warnings
 from dataclasses import replace
@@ -18,11 +17,6 @@ from ..spec import BuildSpec
 from ..status import say
 from .compiling import INSTALL_ZIG, ZIG_MISSING, DoesNotRun, version_of, zig_program
 
-# With these flags GCC optimizes when it links, in parts side by side on the processors, for which
-# one source of many templates has enough. They are left out for compilers that cannot.
-CFLAGS_IN_PARTS = ("-flto",)
-LDFLAGS_IN_PARTS = ("-flto=auto", "--param=lto-min-partition=1000")
-_IN_PARTS = frozenset({*CFLAGS_IN_PARTS, *LDFLAGS_IN_PARTS})
 _STANDARD_NAMES = ("c++", "g++", "clang++")
 
 
@@ -59,27 +53,9 @@ class HostCpp(NamedTuple):
             if not os.environ.get(name):
                 # Beside the entries, where nobody else can write to.
                 variables[name] = _cache_of_zig(destination.parents[1])
-        known = self._known(spec)
-        return compile_library(known, self.command, workspace, destination, variables)
-
-    def _known(self, spec: BuildSpec) -> BuildSpec:
-        """The spec without flags that are not for this compiler."""
-        unknown = self.unknown_flags
-        if not _IN_PARTS.isdisjoint(spec.ldflags) and not self._links_in_parts():
-            unknown |= _IN_PARTS
-        cflags, ldflags = (
-            tuple(flag for flag in flags if flag not in unknown)
-            for flags in (spec.cflags, spec.ldflags)
-        )
-        return replace(spec, cflags=cflags, ldflags=ldflags)
-
-    def _links_in_parts(self) -> bool:
-        """Whether it is a GCC with link-time optimization, as most are."""
-        if "Free Software Foundation" not in self.version:
-            return False
-        question = [*self.command, "-print-prog-name=lto1"]
-        answer = subprocess.run(question, stdout=subprocess.PIPE, check=False).stdout
-        return os.path.isabs(answer)
+        known = tuple(flag for flag in spec.cflags if flag not in self.unknown_flags)
+        known_spec = replace(spec, cflags=known)
+        return compile_library(known_spec, self.command, workspace, destination, variables)
 
     def __str__(self) -> str:
         first_line = self.version.partition("\n")[0].strip()
