@@ -131,55 +131,6 @@ __device__ inline __amdgpu_buffer_rsrc_t one_row_of(Global<const void> base, lon
                                            kRawBuffer);
 }
 
-// Which chunks a thread has: every kRowLanes-th of its row. Where rows are no whole chunks the last
-// one begins earlier, and has some numbers that the one before has, too.
-struct Place {
-  long first_row;
-  int rows;  // of the workgroup, fewer than kRows at the end
-  int row, lane, chunks, columns;
-
-  // Of kRows rows from `first` on, or of those before `end`.
-  __device__ Place(long first, long end, long columns_of_row) : first_row(first) {
-    rows = end - first < kRows ? static_cast<int>(end - first) : kRows;
-    const int thread = __builtin_amdgcn_workitem_id_x();
-    row = thread / kRowLanes;
-    lane = thread % kRowLanes;
-    columns = static_cast<int>(columns_of_row);
-    chunks = (columns + kWidth - 1) / kWidth;
-  }
-
-  // One column or another, and no difference: bounds are compared with what is left of an address
-  // without its constant part, which must not be negative.
-  __device__ int first_of(int i) const {
-    const int first = (lane + i * kRowLanes) * kWidth, last = columns - kWidth;
-    return kIsRagged && first > last ? last : first;
-  }
-  // How many numbers of a chunk the one before has, too.
-  __device__ int shared_of(int i) const { return (lane + i * kRowLanes) * kWidth - first_of(i); }
-  // Of these zeros, so that each number counts once.
-  __device__ Floats once(int i, Floats a) const {
-#pragma unroll
-    for (int j = 0; kIsRagged && j < kWidth - 1; ++j) a.of[j] = j < shared_of(i) ? 0 : a.of[j];
-    return a;
-  }
-
-  __device__ bool has(int i) const { return lane + i * kRowLanes < chunks; }
-  __device__ unsigned column(int i) const { return has(i) ? first_of(i) : kNowhere; }
-  // In the buffer of the workgroup's rows. Those that there are not lie behind its end.
-  __device__ unsigned offset(int i, long stride) const {
-    const unsigned at = static_cast<unsigned>(row) * static_cast<unsigned>(stride);
-    return has(i) ? at + first_of(i) : kNowhere;
-  }
-  // The workgroup's rows of a tensor.
-  template <class E, class T>
-  __device__ __amdgpu_buffer_rsrc_t rows_of(Global<T> base, long stride) const {
-    const long begin = first_row * stride * E::kBytes;
-    const int count = rows > 0 ? (rows - 1) * static_cast<int>(stride) + columns : 0;
-    return __builtin_amdgcn_make_buffer_rsrc((void*)((Global<const char>)base + begin), 0,
-                                             count * E::kBytes, kRawBuffer);
-  }
-};
-
 // ---- What the threads of a row find out together ------------------------------------------------
 
 constexpr int kWaveLanes = kRowLanes < 64 ? kRowLanes : 64;

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from .. import jit
@@ -16,7 +17,7 @@ from ..kernels.struct_launcher import StructLauncher
 from ..planning.target import AmdTarget
 from ..problem.dtypes import DTYPE_BYTES, FP8_NAMES
 from ..problem.problem import Direction
-from .problem import RowTraits
+from .problem import Kind, RowTraits
 from .structs import CALLS
 
 ELEMENTS = {"fp32": "FP32", "bf16": "BF16", "fp16": "FP16", "int8": "INT8"}
@@ -27,14 +28,18 @@ LOAD_BYTES = 16
 # Of a thread, before a row has more threads: enough on their way, and enough rows in a workgroup.
 _WANTED_CHUNKS = 4
 _WAVE, _MOST_THREADS, _LEAST_THREADS = 64, 1024, 256
-# Registers for the numbers of a thread, of the 128 that each of so many threads has.
-_HELD_REGISTERS = 72
+# Workgroups of a row: as many lanes combine what they found.
+_MOST_SHARES = 16
+# Numbers of a thread, for which so many threads have registers, as floats, too.
+_HELD = 32
 # The same in backward, of the 256 that each of half as many threads has.
 _SUMMED_REGISTERS = 170
 # Workgroups with a block of rows each; more have not the registers.
 _STREAMS_OF_UNIT = 3
-# Of a gradient, which a workgroup adds up: a line of the cache.
-_COMBINED_COLUMNS = 32
+# What a share of a row finds out in backward.
+_NUMBERS_OF_SHARE: dict[Kind, int] = {"softmax": 1, "rms_norm": 2, "layer_norm": 4}
+# Of a gradient, which a workgroup adds up: a line of the cache, or four where blocks are few.
+_COMBINED_COLUMNS, _COMBINED_COLUMNS_OF_FEW = 32, 128
 MOST_STRIDE = 1 << 21
 """From which on the rows of a workgroup may be further apart than a buffer reaches."""
 
@@ -48,6 +53,7 @@ class RowKernel(NamedTuple):
         row_lanes, threads: of a row and of a workgroup.
         held: loads of a row that a thread keeps.
         streams: whether forward a workgroup has a block of rows, one after the other.
+        shares: workgroups of a row, each with as many chunks as it keeps.
     """
 
     traits: RowTraits
@@ -59,6 +65,7 @@ class RowKernel(NamedTuple):
     threads: int
     held: int
     streams: bool
+    shares: int = 1
 
     @classmethod
     def of(
@@ -67,29 +74,38 @@ class RowKernel(NamedTuple):
         """The kernel for rows that allow loads of so many numbers."""
         chunks = -(-columns // width)
         registers = -(-width * DTYPE_BYTES[traits.dtype] // 4)
-        most_threads, wanted, more = _MOST_THREADS, _WANTED_CHUNKS, 1
-        most_held = _HELD_REGISTERS // registers
         # Results of 8 bits are too few to hide loads behind them.
         streams = traits.is_quantised and chunks <= _WANTED_CHUNKS * _LEAST_THREADS
+        # Forward may keep one more, so that some lanes have not nothing to do at the end of a row.
+        wanted, more, most_threads, most_held = _WANTED_CHUNKS, 1, _MOST_THREADS, _HELD // width
         if direction == "backward":
             # Two tensors of this row and the next one, the weight, and two sums of floats.
             wanted, more, most_held = 1, 0, _SUMMED_REGISTERS // (5 * registers + 2 * width)
             if chunks > most_threads:
                 most_threads //= 2
-        lanes = 1
-        # Forward may keep one more, so that some lanes have not nothing to do at the end of a row.
-        while lanes < most_threads and lanes * (wanted + more) < chunks + more:
-            lanes *= 2
-        held = min(-(-chunks // lanes), most_held)
+        ragged, shares, lanes = columns % width != 0, 1, 1
+        if chunks > most_threads * most_held:
+            lanes, held = _LEAST_THREADS, most_held
+            if direction == "backward":
+                # Of more shares there are fewer blocks, whose gradients are parts to add up.
+                while lanes * most_held * _MOST_SHARES < chunks:
+                    lanes *= 2
+                held = -(-chunks // (lanes * _MOST_SHARES))
+            shares = -(-chunks // (lanes * held))
+        else:
+            while lanes < most_threads and lanes * (wanted + more) < chunks + more:
+                lanes *= 2
+            held = -(-chunks // lanes)
         threads = most_threads
         if direction == "forward":
             threads = lanes if lanes > _WAVE and not streams else _LEAST_THREADS
-        ragged = columns % width != 0
-        return cls(traits, direction, arch, width, ragged, lanes, threads, held, streams)
+        return cls(traits, direction, arch, width, ragged, lanes, threads, held, streams, shares)
 
     @property
     def name(self) -> str:
         of_row = f"{self.held}x{self.width}x{self.row_lanes}{'_ragged' if self.ragged else ''}"
+        if self.shares > 1:
+            of_row += f"_{self.shares}shares"
         return f"{_TEMPLATES[self.direction]}_{self.traits.name}_{of_row}_{self.arch}"
 
     @property
@@ -98,9 +114,21 @@ class RowKernel(NamedTuple):
         return f"{self.name}_combine" if self.direction == "backward" else ""
 
     @property
+    def combined_columns(self) -> int:
+        return _COMBINED_COLUMNS if self.shares == 1 else _COMBINED_COLUMNS_OF_FEW
+
+    @property
     def rows(self) -> int:
         """Those of a workgroup."""
         return self.threads // self.row_lanes
+
+    @property
+    def words(self) -> int:
+        """Numbers that the workgroups of a row tell each other."""
+        numbers = _NUMBERS_OF_SHARE[self.traits.kind]
+        if self.direction == "forward":
+            numbers = 3 if self.traits.is_quantised else 2
+        return self.shares * numbers
 
 
 @cache
@@ -108,6 +136,7 @@ def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
     """The sources and the flags of a kernel."""
     traits = kernel.traits
     switches = ("has_weight", "has_bias", "has_residual")
+    counts = ("width", "row_lanes", "threads", "held", "shares")
     values = {
         **{name: str(getattr(traits, name)).lower() for name in switches},
         "kind": traits.kind,
@@ -117,7 +146,7 @@ def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
         "weight_element": ELEMENTS[traits.weight_dtype],
         "ragged": str(kernel.ragged).lower(),
         "largest": f"{LARGEST.get(traits.out_dtype, 0)}.0f",
-        **{name: getattr(kernel, name) for name in ("width", "row_lanes", "threads", "held")},
+        **{name: getattr(kernel, name) for name in counts},
     }
     if kernel.direction == "forward":
         values |= {
@@ -125,11 +154,33 @@ def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
             "streams": str(kernel.streams).lower(),
         }
     else:
-        values |= {"combine_kernel": kernel.combine_name, "combined_columns": _COMBINED_COLUMNS}
+        values |= {
+            "combine_kernel": kernel.combine_name,
+            "combined_columns": kernel.combined_columns,
+        }
     why = f"the first {kernel.direction} {traits.kind} of {traits.dtype} rows on {kernel.arch}"
-    headers = "elements.h", "row_chunks.h"
+    headers = "elements.h", "row_chunks.h", "row_places.h"
     template = f"{_TEMPLATES[kernel.direction]}.hip"
     return device_spec(kernel.name, kernel.arch, template, values, headers, why)
+
+
+class LoadedRows(NamedTuple):
+    """A kernel on a device, by its ``address``.
+
+    Attributes:
+        blocks: forward those of rows, of which a workgroup has all, or a share.
+        words: of 64 bits, zeros, with which the workgroups of all rows tell each other numbers.
+        combining: workgroups that add up a gradient.
+    """
+
+    address: int
+    blocks: int
+    shares: int
+    words: int
+    combining: int
+
+    def zeros(self, device: torch.device) -> Tensor | None:
+        return torch.zeros(self.words, dtype=torch.int64, device=device) if self.words else None
 
 
 class AmdRows(StructLauncher):
@@ -152,31 +203,31 @@ class AmdRows(StructLauncher):
         super().__init__(target)
         self._traits, self._direction = traits, direction
         self._rows, self._columns = rows, columns
-        self.blocks = min(rows, _STREAMS_OF_UNIT * target.compute_units)
-        self._kernels: dict[int, tuple[int, int]] = {}
+        self._kernels: dict[int, LoadedRows] = {}
+
+    def loaded(self, pointers: Sequence[int], strides: Sequence[int]) -> LoadedRows:
+        """The kernel for tensors that lie there."""
+        width = self._width(pointers, strides)
+        if width not in self._kernels:
+            self._kernels[width] = self._load(width)
+        return self._kernels[width]
 
     def launch(
         self,
+        kernel: LoadedRows,
         packed: bytes,
-        pointers: Sequence[int],
-        strides: Sequence[int],
         tensors: Sequence[Tensor | None],
-        blocks: int = 0,
+        blocks: int,
         combined: int = 0,
     ) -> None:
         """Start the kernel on the current stream, as :meth:`start` does.
 
-        ``blocks`` of rows have a workgroup each, in backward, and so many gradients are
-        ``combined`` of their parts.
+        So many gradients are ``combined`` of the parts of ``blocks``.
 
         Raises ``jitfmha.HipError`` where the HIP runtime refuses it.
         """
-        width = self._width(pointers, strides)
-        if width not in self._kernels:
-            self._kernels[width] = self._loaded(width)
-        kernel, workgroups = self._kernels[width]
-        counts = blocks or workgroups, -(-self._columns // _COMBINED_COLUMNS), combined
-        self.start(kernel, counts, packed, tensors)
+        counts = blocks * kernel.shares, kernel.combining, combined
+        self.start(kernel.address, counts, packed, tensors)
 
     def _width(self, pointers: Sequence[int], strides: Sequence[int]) -> int:
         """How many numbers all loads and stores can have: words of them at multiples of 4 bytes."""
@@ -201,16 +252,20 @@ class AmdRows(StructLauncher):
             width //= 2
         return width
 
-    def _loaded(self, width: int) -> tuple[int, int]:
-        """The address of a kernel, and the workgroups that it is launched with."""
-        arch = self._target.arch
-        kernel = RowKernel.of(self._traits, self._direction, arch, self._columns, width)
-        workgroups = self.blocks if kernel.streams else -(-self._rows // kernel.rows)
-        if workgroups * kernel.threads >= 1 << 32:
+    def _load(self, width: int) -> LoadedRows:
+        target, rows = self._target, self._rows
+        kernel = RowKernel.of(self._traits, self._direction, target.arch, self._columns, width)
+        blocks = -(-rows // kernel.rows)
+        if kernel.streams:
+            blocks = min(rows, _STREAMS_OF_UNIT * target.compute_units)
+        if blocks * kernel.shares * kernel.threads >= 1 << 32:
             raise NotImplementedError(
-                f"x has {self._rows} rows of {self._columns} numbers; a launch has room for less "
-                "than 2**32 threads"
+                f"x has {rows} rows of {self._columns} numbers; a launch has room for less than "
+                "2**32 threads"
             )
         spec = kernel_spec(kernel)
         names = spec.artifact_name, kernel.name, kernel.combine_name
-        return self.load(jit.read(spec), kernel.threads, *names), workgroups
+        address = self.load(jit.read(spec), kernel.threads, *names)
+        words = 1 + rows * kernel.words if kernel.shares > 1 else 0
+        combining = -(-self._columns // kernel.combined_columns)
+        return LoadedRows(address, blocks, kernel.shares, words, combining)

@@ -75,12 +75,18 @@ def _prepare(arguments: RowBackwardArguments) -> Run:
     rows = x.numel() // columns
     target = target_of(x.device)
     wanted = (weight is not None and wants_weight) + (bias is not None)
-    blocks = min(rows, max(rows * columns // _LEAST_BLOCK_ELEMENTS, 1))
-    if wanted:
+    wanted = (weight is not None and wants_weight) + (bias is not None)
+
+    def blocks_for(shares: int) -> int:
+        blocks = min(rows, max(rows * columns // _LEAST_BLOCK_ELEMENTS, 1))
+        if not wanted:
+            return blocks
         least, most = _LEAST_BLOCK_ROWS, _MOST_BLOCKS
         if isinstance(target, AmdTarget):
-            least, most = _LEAST_ROWS_OF_WORKGROUP, target.compute_units
-        blocks = max(min(blocks, rows // least, most), 1)
+            least = _LEAST_ROWS_OF_WORKGROUP
+            most = target.compute_units // shares
+        return max(min(blocks, rows // least, most), 1)
+
     entry = amd = None
     if isinstance(target, AmdTarget):
         amd = AmdRows(traits, "backward", target, rows, columns)
@@ -103,13 +109,17 @@ def _prepare(arguments: RowBackwardArguments) -> Run:
             None if each is None else as_rows(each, most_stride) for each in (dout, x, dsum)
         ]
         flat = None if weight is None else weight.contiguous()
-        partial = x.new_empty((wanted, blocks, columns), dtype=torch.float32) if wanted else None
         strides = [0 if each is None else each.stride(0) for each in as_given]
-        tensors = (*as_given, flat, *gradients, partial)
-        pointers = [0 if each is None else each.data_ptr() for each in tensors]
-        packed = pack(*pointers, *strides, rows, columns, blocks, eps)
-        if amd:
-            amd.launch(packed, pointers, strides, tensors, blocks, wanted)
+        given = (*as_given, flat, *gradients)
+        pointers = [0 if each is None else each.data_ptr() for each in given]
+        kernel = amd.loaded(pointers, strides) if amd else None
+        blocks = blocks_for(kernel.shares if kernel else 1)
+        partial = x.new_empty((wanted, blocks, columns), dtype=torch.float32) if wanted else None
+        words = kernel.zeros(x.device) if kernel else None
+        workspace = [0 if each is None else each.data_ptr() for each in (partial, words)]
+        packed = pack(*pointers, *workspace, *strides, rows, columns, blocks, eps)
+        if amd and kernel:
+            amd.launch(kernel, packed, (*given, partial, words), blocks, wanted)
         elif entry and entry(packed):
             raise MemoryError(NO_MEMORY)
         return gradients

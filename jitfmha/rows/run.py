@@ -79,14 +79,16 @@ def _prepare(arguments: RowArguments) -> Run:
         if bias is not None:
             of_bias = bias.data_ptr()
         pointers = x.data_ptr(), of_residual, of_weight, of_bias, out.data_ptr(), of_sum, of_scale
-        packed = pack(
-            *pointers, stride, residual_stride, rows, columns, amd.blocks if amd else 0, eps
-        )
-        if entry and entry(packed):
+        strides = stride, residual_stride
+        if entry and entry(pack(*pointers, 0, *strides, rows, columns, 0, eps)):
             raise MemoryError(NO_MEMORY)
         if amd and rows:
-            tensors = x, residual, weight, bias, out, total, scale
-            amd.launch(packed, pointers, (stride, residual_stride), tensors)
+            kernel = amd.loaded(pointers, strides)
+            words = kernel.zeros(device)
+            of_words = 0 if words is None else words.data_ptr()
+            packed = pack(*pointers, of_words, *strides, rows, columns, kernel.blocks, eps)
+            tensors = x, residual, weight, bias, out, total, scale, words
+            amd.launch(kernel, packed, tensors, kernel.blocks)
         return out, total, scale
 
     def run_plain(
@@ -98,7 +100,7 @@ def _prepare(arguments: RowArguments) -> Run:
             *(x.data_ptr(), 0),
             0 if weight is None else weight.data_ptr(),
             0 if bias is None else bias.data_ptr(),
-            *(out.data_ptr(), 0, 0, columns, columns, rows, columns, 0, eps),
+            *(out.data_ptr(), 0, 0, 0, columns, columns, rows, columns, 0, eps),
         )
         if entry(packed):  # type: ignore[misc]
             raise MemoryError(NO_MEMORY)

@@ -12,6 +12,7 @@ CALLS: dict[Direction, SharedStruct] = {
         {
             **dict.fromkeys(("x", "residual", "weight", "bias"), Pointer("const void")),
             **dict.fromkeys(("out", "sum", "scale"), Pointer("void")),
+            "words": Pointer("void"),  # of rows with several workgroups
             **dict.fromkeys(("x_stride", "residual_stride", "rows", "columns", "blocks"), INT64),
             "eps": FLOAT,
         },
@@ -25,6 +26,7 @@ CALLS: dict[Direction, SharedStruct] = {
             **dict.fromkeys(("dx", "dweight", "dbias"), Pointer("void")),
             # Of each block of rows what it adds to dweight, then the same of dbias.
             "partial": Pointer("float"),
+            "words": Pointer("void"),
             **dict.fromkeys(("dout_stride", "x_stride", "dsum_stride"), INT64),
             **dict.fromkeys(("rows", "columns", "blocks"), INT64),
             "eps": FLOAT,

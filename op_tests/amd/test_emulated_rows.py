@@ -11,6 +11,7 @@ from test_rows_gradients import check_gradients
 
 import jitfmha
 from jitfmha.planning.target import TARGET_HERE
+from jitfmha.rows import amd
 from jitfmha.rows.amd import RowKernel
 from jitfmha.rows.problem import KINDS, RowTraits
 
@@ -31,12 +32,43 @@ def test_drawn_calls(kind, arch, dtypes, rng, poisoned_memory):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_longest_rows(dtype, rng, poisoned_memory):
-    """Of float32 numbers registers hold a part."""
     x, weight = torch.randn(1, 131072, generator=rng).to(dtype), torch.randn(131072, generator=rng)
     expected, off = forward("layer_norm", x, weight, weight, 1e-5)
     with jitfmha.emulate("gfx942", check=True) as run:
         check(jitfmha.layer_norm(x, weight, weight), expected, off, dtype)
         assert not run.findings()
+
+
+@pytest.fixture
+def few_threads(monkeypatch):
+    """So few that rows of some thousand numbers have several workgroups."""
+    monkeypatch.setattr(amd, "_MOST_THREADS", 256)
+    monkeypatch.setattr(amd, "_LEAST_THREADS", 64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_several_workgroups(kind, rng, few_threads, poisoned_memory):
+    """Also where the last one has a part of a load, and rows lie at no multiple of 4 bytes."""
+    columns = (8193, 9004, 10242)[drawn_index(rng, 3)]
+    dtype = (torch.float32, torch.bfloat16, torch.float16)[drawn_index(rng, 3)]
+    arch = ("gfx942", "gfx950")[drawn_index(rng, 2)]
+    call = draw(rng, kind, dtype, columns=columns, batch=(2 + drawn_index(rng, 5),))
+    with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+        check_call(call, [(torch.int8, FP8[arch])[drawn_index(rng, 2)]])
+        check_gradients(rng, call)
+        assert not run.findings()
+
+
+def test_a_softmax_whose_first_workgroup_has_no_number(rng, few_threads, poisoned_memory):
+    """Also one that has none anywhere, and one with an infinite one."""
+    x = torch.randn(4, 9000, generator=rng)
+    x[:3, :4100] = -torch.inf
+    x[1] = -torch.inf
+    x[2, 5000] = torch.inf
+    with jitfmha.emulate("gfx950", check=True) as run:
+        out = jitfmha.softmax(x)
+        assert not run.findings()
+    torch.testing.assert_close(out, torch.softmax(x, -1), equal_nan=True)
 
 
 @pytest.mark.parametrize("columns", [1, 4, 8, 64, 257])
@@ -129,7 +161,7 @@ def test_threads_of_a_row():
     traits = RowTraits("softmax", "bf16", "bf16", "bf16", *(False,) * 3)
     for columns, expected in (
         *((8, (1, 256, 1)), (32, (1, 256, 4)), (1024, (32, 256, 4)), (2048, (64, 256, 4))),
-        *((8192, (256, 256, 4)), (131072, (1024, 1024, 16))),
+        *((8192, (256, 256, 4)), (32768, (1024, 1024, 4)), (131072, (256, 256, 4))),
     ):
         kernel = RowKernel.of(traits, "forward", "gfx942", columns, 8)
         assert (kernel.row_lanes, kernel.threads, kernel.held) == expected
