@@ -4,9 +4,9 @@
 
 #include "row_chunks.h"
 
-// Which chunks a thread has: every kRowLanes-th of its row, or of the workgroup's share of it. Where
-// rows are no whole chunks the last one begins earlier, and has some numbers that the one before
-// has, too.
+// Which chunks a thread has: every kRowLanes-th of its row, or of the workgroup's share of it.
+// Where rows are no whole chunks the last one begins earlier, and has some numbers that the one
+// before has, too.
 struct Place {
   long first_row;
   int rows;  // of the workgroup, fewer than kRows at the end
@@ -23,9 +23,7 @@ struct Place {
     chunks = (columns + kWidth - 1) / kWidth;
   }
 
-  __device__ int chunk(int i) const {
-    return lane + (i + share * kHeld) * kRowLanes;
-  }
+  __device__ int chunk(int i) const { return lane + (i + share * kHeld) * kRowLanes; }
   // One column or another, and no difference: bounds are compared with what is left of an address
   // without its constant part, which must not be negative.
   __device__ int first_of(int i) const {
@@ -116,8 +114,8 @@ __device__ inline bool over_shares(Global<Word> words, const Place& place, float
   while (!(word & kIsThere));
 #pragma unroll
   for (int m = 0; m < kCount; ++m)
-    x[m] = bits_as<float>(__builtin_amdgcn_ds_bpermute((m * kShareLanes + of) * 4,
-                                                       static_cast<int>(word)));
+    x[m] = bits_as<float>(
+        __builtin_amdgcn_ds_bpermute((m * kShareLanes + of) * 4, static_cast<int>(word)));
   return true;
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 
 from ..jit.render import render
@@ -18,39 +18,51 @@ _HEADERS = ("eight_bits", "elements", "exponent", "intrinsics", "rows", "simd", 
 _TEMPLATES: dict[Direction, str] = {"forward": "rows_fwd", "backward": "rows_bwd"}
 
 
-@cache
-def cpu_spec(traits: RowTraits, direction: Direction, isa: CpuIsa) -> BuildSpec:
-    """The sources and the flags of a kernel."""
+def spec_of_rows(
+    template: str,
+    traits: str,
+    isa: CpuIsa,
+    values: Mapping[str, object],
+    of_rows: Mapping[str, object],
+    flag: str,
+    why: str,
+) -> BuildSpec:
+    """The sources and the flags of a kernel, by what its traits are called.
+
+    The template takes ``values``, and ``rows_traits.h.in`` those ``of_rows``.
+    """
     isa = BESIDE_TILE_UNIT.get(isa, isa)
     vectors, flags = ISAS[isa]
-    template = _TEMPLATES[direction]
-    switches = ("has_weight", "has_bias", "has_residual")
-    values = {
-        **traits._asdict(),
-        **{name: str(getattr(traits, name)).lower() for name in switches},
-        "direction": direction,
-        "most_columns": MOST_COLUMNS,
-        "shared_structs": CALLS[direction].cpp(),
-    }
-    name = f"cpu_{template}_{traits.name}_{isa}"
+    name = f"cpu_{template}_{traits}_{isa}"
     origin = f"csrc_templates/cpu/{template}.cpp.in for {name}"
     return BuildSpec(
         name=name[:MAX_NAME],
         sources={
-            f"{template}.cpp": render(f"cpu/{template}.cpp.in", {"origin": origin}),
-            "traits.h": render("cpu/rows_traits.h.in", values),
+            f"{template}.cpp": render(f"cpu/{template}.cpp.in", {"origin": origin, **values}),
+            "traits.h": render("cpu/rows_traits.h.in", of_rows),
             "vectors.h": render(f"cpu/simd_{vectors}.h", {}),
             **{f"{header}.h": render(f"cpu/{header}.h", {}) for header in _HEADERS},
         },
-        cflags=(*CFLAGS, "-fno-math-errno", *flags),
-        why=f"the first {direction} {traits.kind} of {traits.dtype} rows",
+        cflags=(*CFLAGS, flag, *flags),
+        why=why,
     )
 
 
 @cache
 def cpu_entry(traits: RowTraits, direction: Direction, isa: CpuIsa) -> Callable[[bytes], int]:
     """The function that runs a kernel, which takes the packed struct of its call."""
-    function: Callable[[bytes], int] = load_kernel(cpu_spec(traits, direction, isa)).jitfmha_rows
+    switches = ("has_weight", "has_bias", "has_residual")
+    of_rows = {
+        **traits._asdict(),
+        **{name: str(getattr(traits, name)).lower() for name in switches},
+        "direction": direction,
+        "most_columns": MOST_COLUMNS,
+        "shared_structs": CALLS[direction].cpp(),
+    }
+    why = f"the first {direction} {traits.kind} of {traits.dtype} rows"
+    of_kernel = _TEMPLATES[direction], traits.name, isa
+    spec = spec_of_rows(*of_kernel, {}, of_rows, "-fno-math-errno", why)
+    function: Callable[[bytes], int] = load_kernel(spec).jitfmha_rows
     function.argtypes = [ctypes.c_char_p]  # type: ignore[attr-defined]
     function.restype = ctypes.c_int  # type: ignore[attr-defined]
     return function

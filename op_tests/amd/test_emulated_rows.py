@@ -53,6 +53,8 @@ def test_rows_of_several_workgroups(kind, rng, few_threads, poisoned_memory):
     dtype = (torch.float32, torch.bfloat16, torch.float16)[drawn_index(rng, 3)]
     arch = ("gfx942", "gfx950")[drawn_index(rng, 2)]
     call = draw(rng, kind, dtype, columns=columns, batch=(2 + drawn_index(rng, 5),))
+    # Means that are not 0, so that it matters of how many numbers they are.
+    call = call._replace(x=call.x + 5)
     with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
         check_call(call, [(torch.int8, FP8[arch])[drawn_index(rng, 2)]])
         check_gradients(rng, call)
