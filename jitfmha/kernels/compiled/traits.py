@@ -553,10 +553,11 @@ def _packs_floats(traits: ForwardTraits) -> bool:
     """Whether packed float32 takes less time than instructions that overlap with matrix products.
 
     By the cost model it does where the products take less of the time than the rest: with features
-    but a bias alone where products are deep, and with heads so wide that a wave has a SIMD to
-    itself.
+    but a bias alone where products are deep, with heads so wide that a wave has a SIMD to itself,
+    and where waves of decoding have more than 16 rows.
     """
-    if max(traits.hdim_q, traits.hdim_v) > _MOST_SHARED_HDIM:
+    has_many_rows = traits.decode_blocks is not None and traits.decode_blocks > 1
+    if has_many_rows or max(traits.hdim_q, traits.hdim_v) > _MOST_SHARED_HDIM:
         return True
     modifiers = traits.modifiers
     beside_bias = modifiers.asked._replace(bias=None) != AskedModifiers() or modifiers.dropout
