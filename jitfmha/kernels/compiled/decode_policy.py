@@ -18,7 +18,7 @@ DECODE_WAVES = 4
 _MOST_QUERIES = 16
 _MOST_ROWS = 128
 # Of rows. A wave has all of them, and what it makes of them, in its registers.
-_MOST_BLOCKS, _MOST_WIDE_BLOCKS, WIDE_HDIM = 4, 2, 128
+MOST_BLOCKS, _MOST_WIDE_BLOCKS, WIDE_HDIM = 4, 2, 128
 _UNDIVIDED_BLOCKS = 2  # with as many, keys take longer to come than to be attended to
 # What a compute unit draws from HBM at most while others are idle, in bytes a second, by the cost
 # model: mostly 57e9 to 108e9 on gfx942 and 74e9 to 143e9 on gfx950; what leaves some to spare is
@@ -54,7 +54,7 @@ _MOST_BITS = 31
 
 def most_blocks(widest: int) -> int:
     """How many blocks of 16 rows a workgroup has at most."""
-    return _MOST_BLOCKS if widest <= WIDE_HDIM else _MOST_WIDE_BLOCKS
+    return MOST_BLOCKS if widest <= WIDE_HDIM else _MOST_WIDE_BLOCKS
 
 
 def decode_blocks(queries: int, rows_of_query: int, widest: int, have_units_idle: bool) -> int:
@@ -68,7 +68,7 @@ def decode_blocks(queries: int, rows_of_query: int, widest: int, have_units_idle
         return 0
     most = most_blocks(widest)
     blocks = 1
-    for _ in range(_MOST_BLOCKS):
+    for _ in range(MOST_BLOCKS):
         if rows > blocks * BLOCK_ROWS and blocks < most:
             blocks *= 2
     is_one = rows <= blocks * BLOCK_ROWS

@@ -22,7 +22,7 @@ from ...problem.score_features import AskedModifiers
 from ..modifiers import ModifierTraits
 from . import decode
 from .decode import decode_blocks_of, decode_tile, decode_waves
-from .decode_policy import DECODE_WAVES
+from .decode_policy import DECODE_WAVES, MOST_BLOCKS
 from .device_spec import device_spec
 from .latent import latent_tile, made_columns, row_blocks_of
 from .tile_table import Product, Tile
@@ -554,9 +554,9 @@ def _packs_floats(traits: ForwardTraits) -> bool:
 
     By the cost model it does where the products take less of the time than the rest: with features
     but a bias alone where products are deep, with heads so wide that a wave has a SIMD to itself,
-    and where waves of decoding have more than 16 rows.
+    and where waves of decoding have as many rows as they can have.
     """
-    has_many_rows = traits.decode_blocks is not None and traits.decode_blocks > 1
+    has_many_rows = traits.decode_blocks == MOST_BLOCKS
     if has_many_rows or max(traits.hdim_q, traits.hdim_v) > _MOST_SHARED_HDIM:
         return True
     modifiers = traits.modifiers
