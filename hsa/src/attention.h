@@ -128,7 +128,7 @@ struct Attention {
   }
 
   // Adds a tile of values to the output, the first of which makes it, and calls also(n) after
-  // operand kValueBlocks + n.
+  // operand n.
   template <class Also>
   __device__ void multiply_values(Operands& operands, bool is_first, Also also) {
     const auto multiply = [&](int n, u32x4 value, f32x16 c) {
@@ -137,21 +137,26 @@ struct Attention {
     // Rescaling is part of a branch that ends with a product, whose result takes the registers of
     // the old output. A branch with multiplications alone would cost copies of all of it.
     if (is_first) {
-      operands.template in_turn<0, kValueBlocks>(
-          [&](int n, u32x4 value) { multiply(n, value, f32x16(0)); });
+      operands.template in_turn<0, kValueBlocks>([&](int n, u32x4 value) {
+        multiply(n, value, f32x16(0));
+        also(n);
+      });
     } else if (__builtin_expect(rescales != 0, 0)) {
       operands.template in_turn<0, kValueBlocks>([&](int n, u32x4 value) {
         const f32x16 rescaled = output[n] * factor;
         multiply(n, value, rescaled);
         asm volatile("" ::"v"(rescaled));  // or the product would take the registers of this
+        also(n);
       });
     } else {
-      operands.template in_turn<0, kValueBlocks>(
-          [&](int n, u32x4 value) { multiply(n, value, output[n]); });
+      operands.template in_turn<0, kValueBlocks>([&](int n, u32x4 value) {
+        multiply(n, value, output[n]);
+        also(n);
+      });
     }
     operands.template in_turn<kValueBlocks, Operands::kValues>([&](int n, u32x4 value) {
       multiply(n, value, output[n % kValueBlocks]);
-      also(n - kValueBlocks);
+      also(n);
     });
   }
 

@@ -262,7 +262,8 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
       constexpr int kSlots = Wave::Operands::kValues - kValueBlocks;
       static_assert(!kReadsEarly || (kStores + 2 <= kSlots && kSlots > 5));
       __builtin_amdgcn_s_setprio(2);
-      wave.multiply_values(operands, !kReadsEarly && i == 0, [&](int n) {
+      wave.multiply_values(operands, !kReadsEarly && i == 0, [&](int operand) {
+        const int n = operand - kValueBlocks;
         if constexpr (kReadsEarly) {
           // Not beside the first product: the compiler would wait for those before it.
           if (n == 1) wait_for_loads<Keys::kLoads>();

@@ -44,6 +44,17 @@ def test_drawn_calls_with_modified_scores(rng, number):
     check(draw(random.Random(rng.initial_seed()), MODIFIERS), rng)
 
 
+@pytest.mark.sample("hdim", (32, 96, 120, 160, 256), 1)
+def test_tiles_that_are_loaded_early(rng, hdim):
+    """Beside the products that begin the output, that rescale it as maxima rise, and the others."""
+    for keys in (1, 33, 200):
+        q, k, v = (torch.randn(1, n, 1, hdim, generator=rng).bfloat16() for n in (140, keys, keys))
+        k *= torch.linspace(0.1, 8, keys)[:, None, None].bfloat16()
+        order = int(torch.randint(1 << 30, (), generator=rng))
+        actual = run("gfx950", q, k, v, random_order=order, num_splits=1)
+        assert_close(actual, attention(q, k, v), q, k, v)
+
+
 @pytest.mark.sample("arch", ARCHS, 1)
 def test_dropout_drops_what_it_drops_on_the_cpu(rng, arch):
     """With one value for each key, and 1 in it, the output has the kept probabilities."""

@@ -92,6 +92,11 @@ BAD_WHOLES = [
     (r"^dv,bf16 fp16,576,576.*\n", "", ["kernel 'dv'", "bf16 with hdims 576"]),
     (r"^backward(.*\n)*", "", ["no row of backward with features 'any'"]),
     (r"^direction(.*\n)*", "", ["no rows of waves of a SIMD"]),
+    (
+        r"^(waves_of_simd,held_registers\n)",
+        r"\g<1>3,200\n",
+        ["waves_of_simd 3", "held_registers 200", "512"],
+    ),
 ]
 # For every rule of tiles a row that breaks it alone.
 BROKEN_RULES = {

@@ -225,6 +225,13 @@ def _complaints_of_waves(table: TileTable, chip: Architecture) -> Iterator[Compl
                 f"take more than the {chip.simd_vgprs} of a SIMD"
             )
             yield row.line, text, "simd_vgprs in chips.json"
+    for early in table.early_loads:
+        if early.waves_of_simd * early.held_registers > chip.simd_vgprs:
+            text = (
+                f"waves_of_simd {early.waves_of_simd} with held_registers {early.held_registers} "
+                f"each take more than the {chip.simd_vgprs} of a SIMD"
+            )
+            yield early.line, text, "simd_vgprs in chips.json"
     for direction, features in _WAVES_KINDS:
         rows = table.simd_waves_of(direction, features)
         if not rows:

@@ -1,7 +1,7 @@
 """What compiled kernels are made of: data types, tiles and waves, one file for each architecture.
 
 ``gfx942.csv`` and ``gfx950.csv`` beside this module are what calls are planned from and what the
-templates are rendered with. A file has three tables, each a line with its name in brackets, a line
+templates are rendered with. A file has four tables, each a line with its name in brackets, a line
 of columns, and rows. Empty lines and those that begin with ``#`` say nothing. Bad data is an error
 that names the file, the line and the value; ``tile_rules.py`` says what must hold of the numbers.
 """
@@ -128,6 +128,20 @@ class SimdWaves(NamedTuple):
     waves_of_simd: int
 
 
+class EarlyLoads(NamedTuple):
+    """Forward kernels that load the next tile from the products with values on.
+
+    Attributes:
+        line: of the file.
+        waves_of_simd: that share a SIMD in them.
+        held_registers: up to how many a wave holds throughout its loop.
+    """
+
+    line: int
+    waves_of_simd: int
+    held_registers: int
+
+
 class TileTable(NamedTuple):
     """The rows of one architecture's file."""
 
@@ -135,6 +149,7 @@ class TileTable(NamedTuple):
     elements: tuple[Elements, ...]
     tiles: tuple[Tile, ...]
     simd_waves: tuple[SimdWaves, ...]
+    early_loads: tuple[EarlyLoads, ...]
 
     def elements_of(self, dtype: str) -> Elements:
         return next(row for row in self.elements if row.dtype == dtype)
@@ -195,10 +210,10 @@ def read_table(path: Path) -> TileTable:
                     tables[name].append(read(number, row))
         except OddRow as error:
             raise TileTableError(f"{path}, line {number}: {error}") from error
-    missing = [name for name in _TABLES if not tables.get(name)]
+    missing = [name for name in _TABLES if not tables.get(name) and name != "early loads"]
     if missing:
         raise TileTableError(f"{path} has no rows of {', '.join(missing)}")
-    return TileTable(path, *(tuple(tables[name]) for name in _TABLES))
+    return TileTable(path, *(tuple(tables.get(name, ())) for name in _TABLES))
 
 
 def _elements(line: int, cells: Cells) -> Elements:
@@ -225,10 +240,15 @@ def _simd_waves(line: int, cells: Cells) -> SimdWaves:
     )
 
 
+def _early_loads(line: int, cells: Cells) -> EarlyLoads:
+    return EarlyLoads(line, *(cells.positive(column) for column in _EARLY_COLUMNS))
+
+
 _TILE_COLUMNS = (
     *("kernel", "dtypes", "hdim_q", "hdim_v", "slices"),
     *("tile_q", "tile_k", "waves", "lds_bytes"),
 )
+_EARLY_COLUMNS = ("waves_of_simd", "held_registers")
 # The columns of each table, and what reads a row of it.
 _TABLES: Mapping[str, tuple[tuple[str, ...], Callable[[int, Cells], Any]]] = {
     "data types": (("dtype", "element", "scores", "products"), _elements),
@@ -237,4 +257,5 @@ _TABLES: Mapping[str, tuple[tuple[str, ...], Callable[[int, Cells], Any]]] = {
         ("direction", "features", "held_registers", "waves_of_simd"),
         _simd_waves,
     ),
+    "early loads": (_EARLY_COLUMNS, _early_loads),
 }

@@ -36,3 +36,12 @@ def waves_in_cpp(arch: Arch, direction: Direction, features: WithFeatures) -> st
     *rows, last = tile_table(arch).simd_waves_of(direction, features)
     cases = (f"held_registers <= {row.held_registers} ? {row.waves_of_simd} : " for row in rows)
     return "".join((*cases, str(last.waves_of_simd)))
+
+
+def early_loads_in_cpp(arch: Arch) -> str:
+    """Whether forward loads the next tile early, in C++, by ``waves`` and ``held_registers``."""
+    cases = (
+        f"(waves == {row.waves_of_simd} && held_registers <= {row.held_registers})"
+        for row in tile_table(arch).early_loads
+    )
+    return " || ".join(cases) or "false"

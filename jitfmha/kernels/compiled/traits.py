@@ -26,7 +26,7 @@ from .decode_policy import DECODE_WAVES, MOST_BLOCKS
 from .device_spec import device_spec
 from .latent import latent_tile, made_columns, row_blocks_of
 from .tile_table import Product, Tile
-from .tiles import tile_for, tile_table, waves_in_cpp
+from .tiles import early_loads_in_cpp, tile_for, tile_table, waves_in_cpp
 from .turns import takes_turns, turns_tile
 
 if TYPE_CHECKING:
@@ -518,6 +518,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
             "waves_without_features": waves_in_cpp(traits.arch, "forward", "none"),
             "waves_with_light_one": waves_in_cpp(traits.arch, "forward", "light one"),
             "waves_with_features": waves_in_cpp(traits.arch, "forward", "any"),
+            "loads_early": early_loads_in_cpp(traits.arch),
             "chip_lds_bytes": architecture(traits.arch).lds_bytes,
             "score_dtype": of_queries.scores,
             "int8_probabilities": cpp_bool(traits.has_int8_probabilities),
