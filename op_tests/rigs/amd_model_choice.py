@@ -29,9 +29,9 @@ _HDIMS = {"bf16": ((64, 64), (128, 128), (192, 128)), "fp16": ((64, 64), (128, 1
 _BACKWARD_HDIMS = (64, 128, 192)
 # Elements of a tensor, and scores of all heads: more take long to emulate.
 _MOST_ELEMENTS, _MOST_SCORES = 1 << 25, 1 << 34
-# Workgroups that are run: 4 have some along each axis of the grid; of packs more, where the place
-# in the grid does not say what a workgroup does, and of ragged ones all: none stands for others.
-_SAMPLE, _MASKED_SAMPLE, _PACKED_SAMPLE, _RAGGED_SAMPLE = 4, 12, 48, 1 << 16
+# Workgroups that are run: so many that a tile which rows fill in part stands for no others, and of
+# ragged sequences all.
+_SAMPLE, _RAGGED_SAMPLE = 48, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,7 @@ class DrawnCall:
             plan = explained(*tensors, **options).plan
         assert plan is not None
         seconds: dict[str, float] = {}
-        sample = _MASKED_SAMPLE if self.mask else _SAMPLE
-        if self.mode == "gm1":
-            sample = _PACKED_SAMPLE
-        if len(set(self.lengths)) > 1:
-            sample = _RAGGED_SAMPLE
+        sample = _RAGGED_SAMPLE if len(set(self.lengths)) > 1 else _SAMPLE
         for family in _FAMILIES:
             with emulate(self.chip, profile=True, sample=sample) as run:
                 take_only(family)
