@@ -202,7 +202,10 @@ void stage_transposed_pairs(const Row& row, int count, float* to) {
 template <int kVectors, int kRowStride, int kDepthStride, int kPanelStride = kVectors * kLanes>
 inline void multiply_block(const float* panel, const float* scalars, int depth,
                            Vec (&block)[kBlockRows][kVectors]) {
-  for (auto& row : block)
+  // Sums of its own stay in registers: for all that the compiler knows of a function that it does
+  // not inline, `block` may lie where the operands do.
+  Vec sums[kBlockRows][kVectors];
+  for (auto& row : sums)
     for (Vec& a : row) a = simd::broadcast(0.0f);
   for (int s = 0; s < depth; ++s) {
     Vec lanes[kVectors];
@@ -211,11 +214,14 @@ inline void multiply_block(const float* panel, const float* scalars, int depth,
     for (int r = 0; r < kBlockRows; ++r) {
       const Vec scalar = simd::broadcast(scalars[r * kRowStride]);
       for (int v = 0; v < kVectors; ++v)
-        block[r][v] = Operands::mul_add(lanes[v], scalar, block[r][v]);
+        sums[r][v] = Operands::mul_add(lanes[v], scalar, sums[r][v]);
     }
     panel += kPanelStride;
     scalars += kDepthStride;
   }
+#pragma GCC unroll 16
+  for (int r = 0; r < kBlockRows; ++r)
+    for (int v = 0; v < kVectors; ++v) block[r][v] = sums[r][v];
 }
 
 // block[r][lane] = the dot product of column `lane` of a panel with row r of `rows`, of kDepth
