@@ -80,8 +80,10 @@ struct PanelProducts {
   // outputs = outputs * decay + probabilities of the keys [begin, end) * values. The sum over the
   // tile starts from zero: short sums added up lose less to rounding than one long sum.
   template <class Meanwhile>
-  static void accumulate(const float* probabilities, const StagedValues& values, int begin, int end,
-                         const Vec (&decay)[kVectors], float* outputs, const Meanwhile& meanwhile) {
+  __attribute__((noinline)) static void accumulate(const float* probabilities,
+                                                   const StagedValues& values, int begin, int end,
+                                                   const Vec (&decay)[kVectors], float* outputs,
+                                                   const Meanwhile& meanwhile) {
     probabilities += begin / kOperandElements * kRows;
     const float* scalars = values.operands + begin / kOperandElements * StagedValues::kStride;
     for (int d = 0; d < kOutputRows; d += kBlockRows) {
