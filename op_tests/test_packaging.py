@@ -65,7 +65,8 @@ def test_wheel_contents(wheel):
     expected = files_below(ROOT / "jitfmha")
     for folder in SHIPPED_FOLDERS:
         expected |= {f"jitfmha/{name}" for name in files_below(ROOT / folder)}
-    assert names == {name for name in expected if not name.endswith("/README.md")}
+    of_checkouts = ("/README.md", "/hsa/build.py")
+    assert names == {name for name in expected if not name.endswith(of_checkouts)}
     # The test rigs stay in the checkout.
     rigs = {"op_tests", "rigs", "cache_faults", "faulty_system.cpp", "recording_runtime.cpp"}
     assert not [name for name in names if rigs & set(name.split("/"))]
@@ -110,7 +111,7 @@ def test_most_of_the_wheel_are_kernels(wheel):
         sizes = {info.filename: info.compress_size for info in archive.infolist()}
     kernels = sum(size for name, size in sizes.items() if name.endswith(".co"))
     total = sum(sizes.values())
-    assert kernels > 0.75 * total
+    assert total - kernels < 1_300_000
     assert total < 8_000_000
 
 
