@@ -42,9 +42,8 @@ class SetEntry(NamedTuple):
 def entries_of(path: str | PathLike[str], arch: str) -> list[SetEntry]:
     """The entries of a file that are for an architecture, or with "cpu" for the CPU.
 
-    Raises ``TypeError`` or ``ValueError`` for what is no such file, or has no entry for ``arch``
-    (TOML before Python 3.11, too),
-    and ``OSError`` where it cannot be read.
+    Raises ``TypeError`` or ``ValueError`` for what is no such file, or has no entry for ``arch``,
+    and for TOML before Python 3.11; ``OSError`` where it cannot be read.
     """
     try:
         declared = _read(Path(path))
