@@ -8,6 +8,7 @@ import pytest
 import torch
 import untyped
 from inputs import prefix_sums
+from packed_pages import packed_keys, packed_values
 from torch import Tensor
 
 import jitfmha
@@ -65,6 +66,21 @@ def test_pages_far_behind(rng, target):
             (far, [numbers[:2], [numbers[2], numbers[0]]]),
         )
     ]
+    for expected, actual in zip(*results, strict=True):
+        close(actual, expected)
+
+
+def test_packed_pages_far_behind(rng, target):
+    """Of which there are more pieces of 16 bytes than 31 bits have, for queries of many rows."""
+    q = torch.randn(300, 1, 128, generator=rng).to(DTYPE)
+    pages = [torch.randn(3, 16, 1, 128, generator=rng).to(DTYPE) for _ in "kv"]
+    k, v = packed_keys(pages[0]), packed_values(pages[1])
+    strides = (1 << 33, *k.stride()[1:])
+    far = sparse(2 * strides[0] + k[0].numel()).as_strided(k.shape, strides).copy_(k)
+    options = {"cu_seqlens_q": prefix_sums([300]), "cu_seqlens_k": prefix_sums([41])}
+    options |= {"max_seqlen_q": 300, "max_seqlen_k": 41, "return_lse": True}
+    options["block_table"] = torch.tensor([[2, 0, 1]]).int()
+    results = [untyped.fmha_fwd(q, keys, v, **options) for keys in (k, far)]
     for expected, actual in zip(*results, strict=True):
         close(actual, expected)
 

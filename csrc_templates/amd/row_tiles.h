@@ -196,11 +196,6 @@ struct KeyRows {
   }
 };
 
-// In packed pages pieces of many rows lie between those of one: no buffer ends with its last row.
-__device__ inline __amdgpu_buffer_rsrc_t endless_buffer(const Rows& rows) {
-  return buffer_with(rows, kOutside - 1);
-}
-
 // A row of a tile, of which a thread loads pieces.
 template <Access kAccess>
 struct TileRow {

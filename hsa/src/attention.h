@@ -177,12 +177,15 @@ struct Attention {
 
   // Hides the keys behind `last`, which counts from the tile's first key.
   __device__ void mask(int last, int lane) {
-    const int limit = last - 4 * (lane / 32);
+    constexpr int kRun = Keys::kRun;
+    const int limit = last - kRun * (lane / 32);
 #pragma unroll
     for (int block = 0; block < kKeyBlocks; ++block)
 #pragma unroll
-      for (int i = 0; i < 16; ++i)
-        score[block][i] = 32 * block + i / 4 * 8 + i % 4 <= limit ? score[block][i] : -kInfinity;
+      for (int i = 0; i < 16; ++i) {
+        const int key = 32 * block + i / kRun * 2 * kRun + i % kRun;
+        score[block][i] = key <= limit ? score[block][i] : -kInfinity;
+      }
   }
 
   __device__ void rescale(float largest) {

@@ -28,15 +28,19 @@ struct KeyPages {
   Divisor size;             // rows of a page
   unsigned last;            // page that there is
   unsigned distance;        // from a page to the next one, in rows: of keys as of values
-  unsigned value_distance;  // of values in packed pages, whose rows are others
+  unsigned value_distance;  // in packed pages, whose rows are others; both are in kPageRows rows
 };
-// Whether pages hold chunks of 16 bytes: those of the same numbers of all keys, or of a column of
-// values those of 16 keys.
+// Whether pages hold pieces of 16 bytes: those of the same numbers of all keys, or of a column of
+// values those of some keys.
 constexpr bool kPacked = PACKED;
+constexpr int kKeyBytes = HAS_8_BITS || WIDENS_KEYS ? 1 : 2;
+// A wave loads rows of one such block of each tile, whose keys are on one page. In packed pages a
+// column of values has a piece of them.
+constexpr int kPageRows = kPacked ? 16 / kKeyBytes : 16;
 #if SCATTERED
 using KeyLines = ScatteredRows<kTileKeys>;
 #else
-using KeyLines = PagedRows<kTileKeys>;
+using KeyLines = PagedRows<kTileKeys, kPacked ? kPageRows : 1>;
 #endif
 #else
 using KeyLines = Rows;
@@ -105,9 +109,6 @@ struct TileLines {
 __device__ inline unsigned chunk_distance(const Task& task) {
   return kPacked ? task.pages.size.divisor * 16 : 16;
 }
-
-// A wave loads rows of one such block of each tile, whose keys are on one page.
-constexpr int kPageRows = 16;
 
 // The first one of a wave, in the tile.
 __device__ inline int first_row_of_wave(int thread) {
@@ -178,15 +179,15 @@ __device__ inline void look_up(const Task& task, int first, int thread, KeyLines
   const unsigned named = pages.table[in_page.value];
   const unsigned page = named < pages.last ? named : pages.last;
   // In packed pages, loads behind the end are of the block that has the last key.
-  const unsigned in_block = kPacked ? in_page.remainder % kPageRows : 0;
-  const auto row_by = [&](unsigned distance) {
-    int row = page * distance + in_page.remainder - in_block - wave_row;
-    asm volatile("" : "+v"(row));  // waited for here, not wherever a lane is asked
-    return row;
+  constexpr int kBlock = kPacked ? kPageRows : 1;
+  const auto block_by = [&](unsigned distance) {
+    int block = page * distance + in_page.remainder / kBlock - wave_row / kBlock;
+    asm volatile("" : "+v"(block));  // waited for here, not wherever a lane is asked
+    return block;
   };
   keys.first = values.first = first;
-  keys.row = row_by(pages.distance);
-  values.row = kPacked ? row_by(pages.value_distance) : keys.row;
+  keys.block = block_by(pages.distance);
+  values.block = kPacked ? block_by(pages.value_distance) : keys.block;
 }
 
 __device__ inline TileLines lines_of(const Task& task, int thread) {

@@ -54,8 +54,15 @@ struct Tiles<true> {
   using Keys = PaddedKeyTile<kTileKeys, kHdimQ, kThreads, KeyLines, KeyNumbers>;
   using Values = PaddedValueTile<kTileKeys, kHdimV, kThreads, KeyLines, KeyNumbers>;
 };
-using Keys = Tiles<kReadsEarly>::Keys;
-using Values = Tiles<kReadsEarly>::Values;
+template <bool kArePacked, class Plain>
+struct TilesInPages : Plain {};
+template <class Plain>
+struct TilesInPages<true, Plain> {
+  using Keys = PackedKeyTile<typename Plain::Keys, KeyLines>;
+  using Values = PackedValueTile<typename Plain::Values, kHdimV, KeyLines, KeyNumbers>;
+};
+using Keys = TilesInPages<kPacked, Tiles<kReadsEarly>>::Keys;
+using Values = TilesInPages<kPacked, Tiles<kReadsEarly>>::Values;
 using Wave = Attention<Keys, Values, DTYPE, Rounding::ROUNDING>;
 // Tiles that no row of a wave sees take no products. Of wider rows a wave has no registers for
 // that, and of narrower ones products are few.
@@ -131,7 +138,8 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
     Keys::Registers next_keys;
     const TileLines lines = lines_of(task, thread);
     Values::Source value_source = Values::source(lines.values, thread);
-    Keys::Source key_source = Keys::source(lines.keys.from(kKeysAhead * kTileKeys), thread);
+    Keys::Source key_source =
+        Keys::source(lines.keys.from(kKeysAhead * kTileKeys), thread, chunk_distance(task));
     const auto advance = [&] {
       value_source.advance_rows();
       key_source.advance_rows();
@@ -161,6 +169,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
     };
     // Stores the tiles that are `later` behind V i.
     const auto store = [&](int later) {
+      Values::clear_behind(next_values);
 #pragma unroll
       for (int n = 0; n < kStores; ++n)
         store_piece(value_buffer[later], key_buffer[(later + kKeysAhead) % kKeyBuffers], n);
@@ -179,7 +188,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
       barrier();
     } else {
       Keys::Registers first_keys;
-      const Keys::Source keys_0 = Keys::source(lines.keys, thread);
+      const Keys::Source keys_0 = Keys::source(lines.keys, thread, chunk_distance(task));
 #pragma unroll
       for (int n = 0; n < Keys::kLoads; ++n) keys_0.template load<kAreFar>(first_keys, n);
       load_queries<kAreFar>(wave.query, head.q.from(first_row), lane);
@@ -199,6 +208,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
     // Of a SIMD's waves at the same priority the oldest goes first: that is one of the first group.
     // It goes ahead until it is in its matrix phase, and all products go before a softmax.
     if (kReadsEarly) __builtin_amdgcn_s_setprio(2);
+    if (kReadsEarly) Values::clear_behind(next_values);
     wave.multiply_keys(first_operands, [&](int n) {
       if constexpr (kReadsEarly) {
         if (n == 0) value_source.advance_rows();
@@ -247,6 +257,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
         mask(i, visible);
         wave.softmax(!kReadsEarly && i == 0, [](int, f32x2 pair) { return pair; });
       }
+      if (kReadsEarly) Values::clear_behind(next_values);
       if (!kReadsEarly && i + group < tiles) store(group);
       if (!kReadsEarly && (kGroups == 1 || group == 0)) barrier();
       // The last products read ahead too, but others may be writing output where keys were.

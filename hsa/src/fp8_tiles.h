@@ -225,10 +225,7 @@ struct PackedTileSource {
     rows = rows.from(kRows);
     asm volatile("" : "+s"(rows.base));  // here, where the wave has time
   }
-  __device__ __amdgpu_buffer_rsrc_t buffer() const {
-    constexpr int kAll = 0x7fffffff;
-    return __builtin_amdgcn_make_buffer_rsrc((void*)(rows.base), 0, kAll, kRawBuffer);
-  }
+  __device__ __amdgpu_buffer_rsrc_t buffer() const { return endless_buffer(rows); }
 };
 
 // The same tile of keys. What is behind the last one is hidden by all masks.

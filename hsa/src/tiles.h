@@ -28,21 +28,21 @@ struct Rows {
 // The same in pages, tile by tile, each of kRows rows: `base` is where a tile would begin if all of
 // it were on the page that the wave's own rows of it are on, and `count` is from that tile on.
 //
-// Lane l has with which row, counted from row 0 of page 0, tile first + l would begin: below 2^31
-// for every tensor that a GPU has room for. To ask a lane takes no time, where the table would be
-// waited for.
-template <int kRows>
+// Lane l has with which block of kBlock rows, counted from row 0 of page 0, tile first + l would
+// begin: below 2^31 for every tensor that a GPU has room for, since rows are wide or blocks large.
+// To ask a lane takes no time, where the table would be waited for.
+template <int kRows, int kBlock>
 struct PagedRows : Rows {
   Global<const char> pages;  // row 0 of page 0
   int tile, first;
-  int row;
+  int block;
 
   __device__ PagedRows from(int rows) const {
     PagedRows result = *this;
     result.tile += rows / kRows;
     result.count -= rows;
-    const long begin = static_cast<int>(__builtin_amdgcn_readlane(row, result.tile - first));
-    result.base = pages + begin * static_cast<long>(stride);
+    const long begin = static_cast<int>(__builtin_amdgcn_readlane(block, result.tile - first));
+    result.base = pages + begin * static_cast<long>(stride * kBlock);
     return result;
   }
 };
@@ -133,6 +133,12 @@ __device__ inline __amdgpu_buffer_rsrc_t buffer_with(const Rows& rows, int bytes
   return __builtin_amdgcn_make_buffer_rsrc((void*)(rows.base), 0, bytes, kRawBuffer);
 }
 
+// In packed pages pieces of many rows lie between those of one: no buffer ends with its last row.
+__device__ inline __amdgpu_buffer_rsrc_t endless_buffer(const Rows& rows) {
+  constexpr int kAll = 0x7fffffff;
+  return buffer_with(rows, kAll);
+}
+
 // Both steps.
 template <int kRows, int kRowBytes>
 __device__ inline __amdgpu_buffer_rsrc_t buffer_at_once(const Rows& rows) {
@@ -204,6 +210,7 @@ template <int kKeyCount, int kHdim, int kThreads, int kBankChunks, class Lines =
 struct KeyTile : Tile<kKeyCount, kHdim / 8> {
   using Base = Tile<kKeyCount, kHdim / 8>;
   static constexpr int kKeys = kKeyCount, kSteps = kHdim / 16;
+  static constexpr int kRun = 4;  // keys one after the other, of which a lane has scores
   static constexpr int kChunks = kHdim / 8;
   // Eight threads load a row, 128 bytes at a time.
   static constexpr int kLoads = kChunks / 8;
@@ -260,7 +267,7 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
     return (thread % 8 + (i ^ swap(thread / 8)) * 8) * kChunkBytes;
   }
 
-  __device__ static Source source(Lines rows, int thread) {
+  __device__ static Source source(Lines rows, int thread, unsigned = 0) {
     Source result{rows, thread, 0, buffer_of<kKeys, kMemoryRowBytes>(rows)};
     for (int i = 0; i < kLoads; ++i)
       result.offset[i] = thread / 8 * rows.stride + column(thread, i);
@@ -340,6 +347,11 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
     return Base::template transposed_place<kBankChunks>(row, chunk);
   }
 
+  // Column n of 64, eight of which are written at once and lie in different banks.
+  __device__ static int apart(int n) {
+    return kChunks == 8 ? n : n / 32 * 32 + n / 4 % 2 * 16 + n / 8 % 4 * 4 + n % 4;
+  }
+
   static constexpr int kLoads = 4;
   typedef unsigned Dwords __attribute__((ext_vector_type(kDwords)));
   using Columns = typename LoadedOf<kLoadBytes, Dwords>::Type;
@@ -389,6 +401,8 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
 #pragma unroll
     for (int i = 0; i < kStores; ++i) store_piece(tile + first_store(thread), from, i);
   }
+
+  __device__ static void clear_behind(Registers&) {}  // loads have given zeros
 
   // Where a thread's share goes, in pieces: one for each of its values.
   __device__ static int first_store(int thread) {
@@ -450,6 +464,11 @@ struct PaddedValueTile : ValueTile<kKeys, kHdim, kThreads, 8, Lines, Numbers> {
     return row % kWidth * kPartBytes + row / kWidth * kRowBytes + chunk * 16;
   }
 
+  __device__ static int apart(int n) {
+    if constexpr (kWidth == 2) return n / 16 * 16 + n % 8 * 2 + n / 8 % 2;
+    else return n / 16 * 16 + n / 2 % 4 * 4 + n / 8 % 2 * 2 + n % 2;
+  }
+
   __device__ static int first_store(int thread) {
     return place(Base::column_of(thread) * kWidth, Base::chunk_of(thread)) +
            Base::half_of(thread) * 8;
@@ -462,6 +481,129 @@ struct PaddedValueTile : ValueTile<kKeys, kHdim, kThreads, 8, Lines, Numbers> {
 
   __device__ static u32x4 operand(Lds<const char> first, int block, int step) {
     return *(Lds<const u32x4>)(first + block * 32 / kWidth * kRowBytes + step * 32);
+  }
+};
+
+// A tile of keys in packed pages. Of every 16 keys a lane has scores of eight that follow each
+// other, one of the first half of the wave those of the first ones. So the same of a column of
+// values, which lie side by side in memory, are a chunk of their tile. What is behind the last key
+// is hidden by all masks.
+template <class Plain, class Lines>
+struct PackedKeyTile : Plain {
+  using Plain::kKeys, Plain::kLoads;
+  using typename Plain::Chunk, typename Plain::Registers;
+  static constexpr int kRun = 8, kPieceBytes = 16;
+
+  struct Source {
+    Lines rows;
+    __amdgpu_buffer_rsrc_t buffer;
+    unsigned offset[kLoads];
+
+    template <bool kAreFar>
+    __device__ void load(Registers& to, int i) const {
+      static_assert(!kAreFar);
+      to.chunk[i] = load_near<Chunk>(buffer, offset[i]);
+    }
+
+    // On to the next tile, in one step: nobody has to count what there is of it.
+    __device__ void advance_rows() {
+      rows = rows.from(kKeys);
+      asm volatile("" : "+s"(rows.base));
+      buffer = endless_buffer(rows);
+    }
+    __device__ void advance_bytes() {}
+    __device__ void advance_buffer() {}
+  };
+
+  // `piece_distance` is that between the pieces of a row, in bytes.
+  __device__ static Source source(Lines rows, int thread, unsigned piece_distance) {
+    Source result{rows, endless_buffer(rows)};
+    for (int i = 0; i < kLoads; ++i) {
+      const int column = Plain::column(thread, i);
+      result.offset[i] =
+          thread / 8 * rows.stride + column / kPieceBytes * piece_distance + column % kPieceBytes;
+    }
+    return result;
+  }
+
+  // Bits 2 and 3 of a key change places.
+  __device__ static int first_store(int thread) {
+    const int key = thread / 8, row = (key & ~12) | (key & 4) << 1 | (key & 8) >> 1;
+    return Plain::first_store(row * 8 + thread % 8);
+  }
+  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+#pragma unroll
+    for (int i = 0; i < Plain::kStores; ++i)
+      Plain::store_piece(tile + first_store(thread), from, i);
+  }
+};
+
+// A tile of values in packed pages: a wave has eight keys, of which a column is a chunk of LDS.
+template <class Plain, int kHdim, class Lines, class Numbers>
+struct PackedValueTile : Plain {
+  static constexpr int kLoads = kHdim / 64, kStores = kLoads;
+  static constexpr int kPieceBytes = 16, kChunkBytes = 8 * Numbers::kBytes;
+  using Chunk = typename Numbers::Eight;
+
+  struct Registers {
+    Chunk chunk[kLoads];
+    int count;  // of the keys that there are from the first of them on
+  };
+
+  __device__ static int column_of(int thread) { return Plain::apart(thread % 64); }
+  __device__ static int chunk_of(int thread) { return __builtin_amdgcn_readfirstlane(thread / 64); }
+
+  struct Source {
+    Lines rows;
+    int first;  // key, in the tile
+    __amdgpu_buffer_rsrc_t buffer;
+    unsigned offset;
+
+    template <bool kAreFar>
+    __device__ void load(Registers& to, int i) const {
+      static_assert(!kAreFar);
+      to.chunk[i] = load_near<Chunk>(buffer, offset + i * 64 * kPieceBytes);
+      to.count = rows.count - first;
+    }
+
+    __device__ void advance_rows() {
+      rows = rows.from(Plain::kChunks * 8);
+      asm volatile("" : "+s"(rows.base), "+s"(rows.count));
+      buffer = endless_buffer(rows);
+    }
+    __device__ void advance_bytes() {}
+    __device__ void advance_buffer() {}
+  };
+
+  __device__ static Source source(Lines rows, int thread) {
+    // Keys of one chunk, or of two, are one behind the other in a column's piece.
+    constexpr int kPieceKeys = kPieceBytes / Numbers::kBytes;
+    const int first = chunk_of(thread) * 8;
+    const unsigned offset = first / kPieceKeys * kPieceKeys * rows.stride +
+                            first % kPieceKeys * Numbers::kBytes + column_of(thread) * kPieceBytes;
+    return {rows, first, endless_buffer(rows), offset};
+  }
+
+  // Probabilities of keys behind the last one are 0, and what is there might be no number.
+  __device__ static void clear_behind(Registers& from) {
+    if (__builtin_expect(from.count >= 8, 1)) return;
+    constexpr int kOfDword = 4 / Numbers::kBytes;
+#pragma unroll
+    for (int d = 0; d < kChunkBytes / 4; ++d) {
+      const int keys = from.count - kOfDword * d;
+      const unsigned kept = keys <= 0          ? 0
+                            : keys >= kOfDword ? ~0u
+                                               : (1u << 8 * Numbers::kBytes * keys) - 1;
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) from.chunk[i][d] &= kept;
+    }
+  }
+
+  __device__ static int first_store(int thread) {
+    return Plain::place(column_of(thread), chunk_of(thread));
+  }
+  __device__ static void store_piece(Lds<char> first, const Registers& from, int i) {
+    *(Lds<u32x4>)(first + Plain::place(i * 64, 0)) = Numbers::eight(from.chunk[i]);
   }
 };
 

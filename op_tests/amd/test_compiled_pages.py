@@ -9,6 +9,7 @@ import pytest
 import torch
 from amd_problems import FP8, AmdProblem
 from compiled_calls import assert_nothing_is_spilled
+from packed_pages import packed_keys, packed_values
 from ready_calls import CHIPS, DTYPES, FP8_ROUNDING, ROUNDING
 from torch import Tensor
 from untyped import explain, fmha_fwd
@@ -37,11 +38,17 @@ _KINDS = [
     *((chip, "fp8", hdims) for chip in CHIPS for hdims in ((64, 64), (128, 128))),
     ("gfx950", "fp8", (256, 256)),
 ]
-_OF_8_BITS = [kind for kind in _KINDS if kind[1] == "fp8"]
 _WIDE_PAGES = (16, 32, 48, 64, 80, 128, 256)
 _PAGES = (1, 2, 7, 15, 24, *_WIDE_PAGES)
-# Of 16-bit keys in such pages: with these, and these masks, the other kernel takes less time.
-_WITHOUT_TURNS = {"gfx942": {(192, 128): (0, 2)}, "gfx950": {(64, 64): (0,)}}
+# Of queries of 16 bits: with these, and these masks, the other kernel takes less time. By bytes of
+# keys, and whether pages are packed.
+_WITHOUT_TURNS = {
+    ("gfx942", 2, False): {(192, 128): (0, 2)},
+    ("gfx950", 2, False): {(64, 64): (0,)},
+    ("gfx942", 1, True): {(64, 64): (0, 2)},
+    ("gfx942", 2, True): {(64, 64): (0, 2), (192, 128): (0,)},
+    ("gfx950", 2, True): {(64, 64): (0,)},
+}
 # Their mean is that from which on these kernels serve, or above it.
 _LENGTHS_Q = ((257, 300), (1, 511), (600,), (256,), (0, 290, 600))
 
@@ -69,19 +76,11 @@ class Paged:
                 for part, page in zip(of_sequence.split(size), pages, strict=False):
                     cache[page, : len(part)] = part
             if self.is_packed:
-                packed = as_packed("kv"[len(caches)], cache)
-                cache = torch.full((count, 2, *packed.shape[1:]), torch.nan).to(x.dtype)[:, 1]
+                packed = packed_values(cache) if caches else packed_keys(cache)
+                cache = torch.full((count, 2, *packed.shape[1:]), beside).to(x.dtype)[:, 1]
                 cache.copy_(packed)
             caches.append(cache)
         return (problem.q, *caches), problem.arguments | {"block_table": table}
-
-
-def as_packed(name: str, pages: Tensor) -> Tensor:
-    """Pages of 8 bits as AITER packs them."""
-    count, size, heads, hdim = pages.shape
-    if name == "k":
-        return pages.view(count, size, heads, hdim // 16, 16).permute(0, 2, 3, 1, 4)
-    return pages.view(count, size // 16, 16, heads, hdim).permute(0, 3, 1, 4, 2)
 
 
 def dtypes_of(chip: str) -> dict[str, torch.dtype]:
@@ -90,10 +89,11 @@ def dtypes_of(chip: str) -> dict[str, torch.dtype]:
 
 def check(paged: Paged, chip: str, dtype: str, rounding: float, random_order: int | None) -> None:
     (q, k, v), options = paged.tensors()
-    masks = _WITHOUT_TURNS[chip.partition("-")[0]].get(paged.problem.hdims, ())
+    kind = chip.partition("-")[0], k.dtype.itemsize, paged.is_packed
+    masks = _WITHOUT_TURNS.get(kind, {}).get(paged.problem.hdims, ())
     takes_turns = max(paged.problem.hdims) < 256 or q.dtype.itemsize == 1
-    if paged.page_size in _WIDE_PAGES:
-        takes_turns &= k.dtype.itemsize == 1 or options["mask"] not in masks
+    if q.dtype.itemsize == 2 and (paged.is_packed or paged.page_size in _WIDE_PAGES):
+        takes_turns &= options["mask"] not in masks
     with emulate(chip, check=True, random_order=random_order) as run:
         assert ("_turns_" in explain(q, k, v, **options).plan.kernel) == takes_turns
         actual = fmha_fwd(q, k, v, **options)
@@ -122,8 +122,11 @@ def test_drawn_calls(number, rng):
     )
     of_probabilities = {"bf16": ROUNDING[bf16_cvt], "fp16": 2**-11, "fp8": FP8_ROUNDING}
     order = drawn.choice((None, drawn.randrange(1 << 31)))
-    is_packed = dtypes == "fp8" and drawn.random() < 0.5
-    paged = Paged(problem, drawn.choice(_WIDE_PAGES if is_packed else _PAGES), is_packed)
+    is_packed = drawn.random() < 0.5
+    # A piece of a packed page has so many values of a column.
+    piece = 8 if dtypes in DTYPES else 16
+    sizes = (piece, 3 * piece, *_WIDE_PAGES) if is_packed else _PAGES
+    paged = Paged(problem, drawn.choice(sizes), is_packed)
     check(paged, chip, dtype, of_probabilities[dtype], order)
 
 
@@ -155,10 +158,21 @@ def test_narrow_heads_of_8_bits(chip, rng):
     check_many_tiles((chip, "fp8", (64, 64)), 16, rng)
 
 
-@pytest.mark.sample("kind", _OF_8_BITS, 2)
+@pytest.mark.sample("kind", [kind for kind in _KINDS if kind[1] == "fp8"], 2)
 @pytest.mark.parametrize("page_size", [16, 48])
 def test_packed_pages(kind, page_size, rng):
     check_many_tiles(kind, page_size, rng, is_packed=True)
+
+
+@pytest.mark.sample("kind", [kind for kind in _KINDS if kind[1] in DTYPES], 2)
+@pytest.mark.parametrize("page_size", [8, 24])
+def test_packed_pages_of_16_bits(kind, page_size, rng):
+    check_many_tiles(kind, page_size, rng, is_packed=True)
+
+
+@pytest.mark.sample("kind", [kind for kind in _KINDS if "/" in kind[1]], 2)
+def test_packed_bytes_beside_wider_queries(kind, rng):
+    check_many_tiles(kind, 16, rng, is_packed=True)
 
 
 def check_many_tiles(
@@ -205,8 +219,7 @@ def test_pages_of_keys_and_of_values_are_as_far_apart(rng):
 @pytest.mark.sample(
     ("kind", "is_masked", "access"),
     [
-        *itertools.product(_KINDS, (False, True), ("paged", "wide_pages")),
-        *itertools.product(_OF_8_BITS, (False, True), ("packed_pages",)),
+        *itertools.product(_KINDS, (False, True), ("paged", "wide_pages", "packed_pages")),
     ],
     4,
     is_fixed=True,

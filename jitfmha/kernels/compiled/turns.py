@@ -28,47 +28,64 @@ _8_BITS: dict[Arch, _Tiles] = {
     "gfx950": {(64, 64): _MANY_KEYS, (128, 128): _MANY_KEYS, (256, 256): _LARGE},
 }
 _TILES = {"bf16": _16_BITS, "fp16": _16_BITS} | dict.fromkeys(FP8_NAMES.values(), _8_BITS)
-# Of 16-bit keys in wide pages: head dimensions, and whether there is a mask, with which the other
-# kernel takes less by the cost model: on gfx950 since four of its waves share a SIMD then.
-_WITHOUT_TURNS: dict[Arch, tuple[tuple[int, bool], ...]] = {
-    "gfx942": ((192, False), (192, True)),
-    "gfx950": ((64, False),),
+# Of queries of 16 bits, in wide pages or packed ones: head dimensions, bytes of a key's number, and
+# whether there is a mask, with which the other kernel takes less by the cost model: on gfx950 since
+# four of its waves share a SIMD then.
+_WithoutTurns = dict[Arch, tuple[tuple[int, int, bool], ...]]
+_WITHOUT_TURNS: _WithoutTurns = {
+    "gfx942": ((192, 2, False), (192, 2, True)),
+    "gfx950": ((64, 2, False),),
+}
+_WITHOUT_TURNS_IN_PACKED_PAGES: _WithoutTurns = {
+    "gfx942": (
+        *((64, 2, False), (64, 2, True)),
+        *((64, 1, False), (64, 1, True)),
+        (192, 2, False),
+    ),
+    "gfx950": ((64, 2, False),),
 }
 _SERVES = ATTENTION - {Feature.TOP_LEFT_MASK} | {
     *(Feature.BF16, Feature.FP16, Feature.FP8_E4M3FNUZ, Feature.FP8_E4M3FN),
     *(Feature.EIGHT_BIT_KEYS_AND_VALUES, Feature.INT8),
     *(Feature.DESCALES, Feature.PAGED_KEYS, Feature.NUM_SPLITS),
 }
-_PACKED = {Feature.PACKED_PAGES, Feature.COLUMN_MAJOR_V}  # of 8 bits alone
+_PACKED = {Feature.PACKED_PAGES, Feature.COLUMN_MAJOR_V}
 
 
 def takes_turns(problem: Problem, arch: Arch, *, are_wide: bool) -> bool:
     """Whether this kernel serves a call with keys in pages of rows, ``are_wide`` or small."""
     tile = _tile_of(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
-    serves = _SERVES | _PACKED if problem.has_packed_pages and problem.is_fp8 else _SERVES
+    serves = _SERVES | _PACKED if problem.has_packed_pages else _SERVES
     if tile is None or not (problem.is_paged and problem.features <= serves) or problem.is_empty:
         return False
-    kind = problem.hdim_q, not problem.mask.is_none
-    if are_wide and DTYPE_BYTES[problem.kv_dtype] == 2 and kind in _WITHOUT_TURNS[arch]:
+    without = _WITHOUT_TURNS_IN_PACKED_PAGES if problem.has_packed_pages else _WITHOUT_TURNS
+    kind = problem.hdim_q, DTYPE_BYTES[problem.kv_dtype], not problem.mask.is_none
+    if are_wide and not problem.is_fp8 and kind in without[arch]:
         return False
     if problem.mode != "gm1":
         return False
     of_call = problem.seqlen_q, problem.packs, tile[0], *rows_of_pages(problem, problem.sizes)
     if problem.has_packed_pages:
-        return may_take_turns_in_packed_pages(*of_call, problem.hdim_q * problem.seqlen_k)
+        page_bytes = problem.hdim_q * problem.seqlen_k * DTYPE_BYTES[problem.kv_dtype]
+        return may_take_turns_in_packed_pages(*of_call, page_bytes)
     return may_take_turns(*of_call)
 
 
 def rows_of_pages(problem: Problem, sizes: Sizes | PlainSizes) -> tuple[int, int]:
     """How many rows there are from a page to the next one, of keys and of values.
 
-    To kernels, those of values in packed pages are hdim apart.
+    Of packed pages, how many times as many rows as a piece of values has; to kernels, those of
+    values are hdim apart.
     """
     _, page_size, _, k, v, _ = sizes
+    of_keys, of_values = k[1], v[1]
     if problem.has_packed_pages:
-        v = v[0], problem.hdim_v
-    of_keys = rows_between_pages(k[0], k[1], page_size, problem.hdim_q)
-    return of_keys, rows_between_pages(v[0], v[1], page_size, problem.hdim_v)
+        piece = k[1]
+        of_keys, of_values = piece * piece, piece * problem.hdim_v
+    return (
+        rows_between_pages(k[0], of_keys, page_size, problem.hdim_q),
+        rows_between_pages(v[0], of_values, page_size, problem.hdim_v),
+    )
 
 
 def turns_tile(tile: Tile, arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> Tile:

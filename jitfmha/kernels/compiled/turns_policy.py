@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-_PAGE_REACH = 1 << 31  # of packed pages, whose numbers have offsets of 32 bits
+_PAGE_REACH = 1 << 31  # bytes of a packed page that a buffer has
 
 
 def rows_between_pages(page: int, row: int, page_size: int, hdim: int) -> int:
@@ -33,8 +33,8 @@ def may_take_turns(
 
 
 def may_take_turns_in_packed_pages(
-    seqlen_q: int, packs: int, tile_q: int, rows_of_keys: int, rows_of_values: int, numbers: int
+    seqlen_q: int, packs: int, tile_q: int, rows_of_keys: int, rows_of_values: int, page_bytes: int
 ) -> bool:
-    """The same of packed pages, of which one has so many numbers of a key head."""
+    """The same of packed pages, of which one has so many bytes of a key head's keys."""
     are_whole = rows_of_keys > 0 and rows_of_values > 0
-    return are_whole and seqlen_q >= tile_q * packs and numbers < _PAGE_REACH
+    return are_whole and seqlen_q >= tile_q * packs and page_bytes < _PAGE_REACH
