@@ -181,8 +181,8 @@ MODIFIERS = SharedStruct(
     {
         **_score_tensors(),
         "rng_state": Pointer("const unsigned"),  # the words of the seed, then of the offset
-        # Of keys and values in pages; strides between these in bytes, or where waves take turns in
-        # rows, between the rows of the table in elements.
+        # Of keys and values in pages; strides between these in bytes, or where waves take turns as
+        # turns.py has them, between the rows of the table in elements.
         "block_table": Pointer("const int"),
         **dict.fromkeys(("block_table_batch", "k_page", "v_page"), INT64),
         "page_size": DIVISOR,

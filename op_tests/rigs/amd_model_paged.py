@@ -28,7 +28,7 @@ class PrefillCall:
     Attributes:
         dtype: of all tensors.
         page_size: keys of a page, whose order is a random one; None where they are dense.
-        is_packed: whether pages of 8 bits are packed as AITER has them.
+        is_packed: whether pages are packed as AITER has them.
     """
 
     chip: str
@@ -80,7 +80,7 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
     for dense in _dense_calls():
         seconds = _seconds(dense.profiles(progress))
         pages = [(page_size, False) for page_size in _OVER_DENSE][: 1 if quick else None]
-        if dense.dtype == "fp8" and not quick:
+        if not quick:
             pages += ((page_size, True) for page_size in _PACKED_PAGES)
         for page_size, is_packed in pages:
             bar = _OVER_DENSE[page_size]
