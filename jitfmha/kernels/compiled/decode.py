@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ...amd.chips import Arch
 from ...problem.dtypes import DTYPE_BYTES, FP8_NAMES
 from ...problem.problem import Problem, element_bytes
-from .decode_policy import BLOCK_ROWS, DECODE_WAVES, StreamedKeys, decode_blocks
+from .decode_policy import BLOCK_ROWS, DECODE_WAVES, MOST_BLOCKS, StreamedKeys, decode_blocks
 from .tile_table import WAVE, Tile
 
 _MOST_HDIM = 256
@@ -77,7 +77,8 @@ def streamed_keys(problem: Problem) -> StreamedKeys:
 def decode_tile(tile: Tile, hdim_v: int, blocks: int, waves: int = DECODE_WAVES) -> Tile:
     """The tile of such calls, made of that of others with their head dimensions."""
     fours = 8 if made_columns(hdim_v) % (2 * _COLUMNS) == 0 else 4
-    lds_bytes = waves * fours * WAVE * _FOUR_BYTES
+    shared_steps = 2 if blocks == MOST_BLOCKS else 1
+    lds_bytes = shared_steps * waves * fours * WAVE * _FOUR_BYTES
     # Of each row a wave's maximum and sum, beside what the first wave leaves free.
     of_rows = waves * blocks * BLOCK_ROWS * 2 * 4
     lds_bytes += max(of_rows - max(fours // waves, 1) * WAVE * _FOUR_BYTES, 0)
