@@ -182,6 +182,23 @@ def test_keys_that_kernels_for_few_rows_begin_with_hide_behind_nothing():
     assert plan.seconds(8, 64) > streamed + compute
 
 
+def test_kernels_for_few_rows_compute_while_keys_come():
+    """Of 64 rows in a workgroup, which compute for about as long as their keys come."""
+    device = chip("MI355X")
+    tensors = (torch.empty(16, n, heads, 128) for n, heads in ((8, 128), (4096, 8), (4096, 8)))
+    q, k, v = (x.to("meta", torch.bfloat16) for x in tensors)
+    plan = explain(q, k, v, device=device.name, mask=2).plan
+    assert "_decode4_" in plan.kernel
+    (kernel,) = (
+        each
+        for each in kernel_cycles("gfx950", "compiled", "decode", "bf16", (128, 128), False)
+        if each.rows == plan.rows()[0].ts_qo
+    )
+    compute = kernel.of_workgroup(1, 4096) / clock_of(device.name).peak
+    streamed = 2 * k.numel() * k.element_size() / (1e9 * device.streaming_gb_s)
+    assert streamed / 2 < compute < plan.seconds(8, 4096) < compute + streamed / 2
+
+
 def test_ready_packed_calls_have_the_splits_of_their_longest_sequence(monkeypatch):
     taken: set[int] = set()
     seconds_of = ForwardEstimate.seconds_of
