@@ -3,7 +3,8 @@
 // What a workgroup does depends on its place in the grid: with a causal mask on its query tile, in
 // a batch of sequences on their lengths. So the sample has a line along each axis of the grid,
 // through workgroup (0, 0, 0), from which estimate.py predicts the others as a sum of one term for
-// each axis; and workgroups anywhere in the grid, which show how good that is.
+// each axis; and workgroups anywhere in the grid, which show how good that is. Steps on a line are
+// uneven: every second tile may be one that rows fill in part.
 #include <algorithm>
 #include <set>
 
@@ -45,7 +46,14 @@ std::vector<u64> sample_of(const u32 (&workgroups)[3], u64 most, u64 looked_at) 
                        : axis == 1 ? workgroups[0]
                                    : u64{workgroups[0]} * workgroups[1];
     const u64 share = std::min<u64>(length - 1, for_axes / (3 - i));
-    for (u64 k = 1; k <= share; ++k) sample.insert(k * (length - 1) / share * stride);
+    u64 behind = 1;
+    for (u64 k = 1; k <= share; ++k) {
+      const u64 last = k * (length - 1) / share;
+      const double room = static_cast<double>(last + 1 - behind);
+      const u64 index = k == share ? last : behind + static_cast<u64>(fraction(k) * room);
+      sample.insert(index * stride);
+      behind = last + 1;
+    }
     for_axes -= share;
   }
   for (u64 i = 1; i < 4 * most && sample.size() < most; ++i)
