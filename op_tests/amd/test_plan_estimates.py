@@ -9,12 +9,14 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from rigs.amd_model_choice import DrawnCall
 from untyped import explain
 
 from jitfmha.amd.chips import Arch, chip
 from jitfmha.amd.clock import clock_of
 from jitfmha.kernels import cycles
 from jitfmha.kernels.compiled.decode import decode_tile
+from jitfmha.kernels.compiled.split_policy import CompiledSplits
 from jitfmha.kernels.compiled.traits import forward_tile
 from jitfmha.kernels.cycles import kernel_cycles
 from jitfmha.kernels.estimate import lengths_of
@@ -217,6 +219,59 @@ def test_ready_packed_calls_have_the_splits_of_their_longest_sequence(monkeypatc
     tile = plan.choice.tiles.tile_for(458, 3064)
     assert taken == {tile.splits_of(201).num_splits}
     assert taken != {tile.splits.num_splits}
+
+
+def test_compiled_packed_calls_have_the_splits_of_their_longest_keys(monkeypatch):
+    """Where a chunk of queries is beside decoding, other sequences have the most keys."""
+    taken: set[int] = set()
+    of_tiles = CompiledSplits.of_tiles
+
+    def told(*args: Any) -> Any:
+        taken.add(args[-1])
+        return of_tiles(*args)
+
+    q, k = torch.empty(144, 2, 128), torch.empty(1478, 1, 128)
+    sums = torch.arange(9).int().to("meta")
+    packed = {"cu_seqlens_q": sums, "cu_seqlens_k": sums, "max_seqlen_q": 102, "max_seqlen_k": 512}
+    tensors = (x.to("meta", torch.bfloat16) for x in (q, k, k))
+    explanation = explain(*tensors, device="MI300X", mask=2, **packed)
+    plan = next(x.plan for x in explanation.estimates if x.plan.family == "compiled")
+    monkeypatch.setattr(CompiledSplits, "of_tiles", told)
+    plan.seconds(144, 1478)
+    (tiles,) = taken
+    # What is told of the longest is in halves of the mean.
+    assert 512 - 1478 / 8 / 2 <= tiles * plan.rows()[0].ts_kv <= 512
+
+
+# Small passes, whose first and last launches count; queries that see keys from within a tile on;
+# and masks of which each query head has its own.
+@pytest.mark.parametrize(
+    ("chip", "heads", "lengths", "hdim", "mask"),
+    [
+        ("gfx942", (8, 8), (128, 128), 64, 0),
+        ("gfx950", (2, 1), (256, 256), 128, 2),
+        ("gfx942", (4, 2), (775, 128), 64, 2),
+        ("gfx950", (8, 2), (222, 128), 64, 2),
+    ],
+)
+def test_backward_passes_take_what_the_cost_model_says(chip, heads, lengths, hdim, mask):
+    call = DrawnCall(chip, "bf16", (hdim, hdim), (1, *heads), (lengths,), "gm0", mask, True)
+    _, modelled = call.seconds()
+    assert set(modelled) == {"ready", "compiled"}
+    estimated = call.estimated()
+    for family, seconds in modelled.items():
+        assert estimated[family] == pytest.approx(seconds, rel=0.1), family
+
+
+def test_pairs_of_tiles_see_three_quarters_under_a_mask():
+    seconds = {}
+    for mask in (0, 2):
+        call = DrawnCall(
+            "gfx950", "bf16", (128, 128), (1, 256, 256), ((512, 512),), "gm0", mask, True
+        )
+        seconds[mask] = call.estimated()["ready"]
+    # What is before and after gradients takes as long.
+    assert 0.75 < seconds[2] / seconds[0] < 0.85
 
 
 @pytest.mark.parametrize("longest_q", [None, *range(MOST_UNEVEN + 1)])

@@ -205,6 +205,20 @@ def test_a_sample_predicts_what_the_place_decides(profiler, grid):
     assert "off by 0.0%" in estimate.basis
 
 
+@pytest.mark.parametrize("grid", [(16, 49, 1), (8, 129, 1), (4, 65, 2)])
+def test_every_second_workgroup_of_a_line_may_take_less(profiler, grid):
+    def in_part(x: int, y: int, z: int) -> int:
+        return 1000 + 150 * (y % 2)
+
+    sample = _sample_of(profiler, grid, 32)
+    estimate, whole = _estimate(grid, in_part, sample=sample), _estimate(grid, in_part)
+    assert "predicted from their place" in estimate.basis
+    # Of a line that meets even ones alone, all would count as 1000.
+    assert estimate.matrix_busy * estimate.cycles == pytest.approx(
+        whole.matrix_busy * whole.cycles, rel=0.03
+    )
+
+
 def test_a_sample_stands_for_all_where_the_place_says_nothing(profiler, seed):
     grid = (50, 40, 5)
     numbers = random.Random(seed)

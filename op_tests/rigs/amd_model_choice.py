@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from jitfmha.bench.report import Progress, Report
+from jitfmha.call.dispatch import Explanation
 from jitfmha.call.interface import explain, explain_bwd, fmha_bwd, fmha_fwd
 from jitfmha.emulator import DEVICES, emulate
 from jitfmha.kernels.ready.key_split import LAUNCH_GAP_SECONDS
@@ -67,11 +68,8 @@ class DrawnCall:
     def seconds(self) -> tuple[str, dict[str, float]]:
         """The family that the call takes, and the model's seconds of each that serves it."""
         tensors, options = self._tensors(), self._options()
-        explained: Any = explain_bwd if self.is_backward else explain
         computed: Any = fmha_bwd if self.is_backward else fmha_fwd
-        with emulate(self.chip):
-            take_only("own")
-            plan = explained(*tensors, **options).plan
+        plan = self._explained().plan
         assert plan is not None
         seconds: dict[str, float] = {}
         sample = _RAGGED_SAMPLE if len(set(self.lengths)) > 1 else _SAMPLE
@@ -85,6 +83,21 @@ class DrawnCall:
                 times = [estimate_of(profile).seconds for profile in run.profiles()]
             seconds[family] = sum(times) + (len(times) - 1) * LAUNCH_GAP_SECONDS
         return plan.family, seconds
+
+    def estimated(self) -> dict[str, float]:
+        """The seconds that dispatch estimates for each family, with the first of its plans."""
+        seconds: dict[str, float] = {}
+        for each in self._explained().estimates:
+            if each.time.seconds is not None:
+                seconds.setdefault(each.plan.family, each.time.seconds)
+        return seconds
+
+    def _explained(self) -> Explanation:
+        explained: Any = explain_bwd if self.is_backward else explain
+        with emulate(self.chip):
+            take_only("own")
+            explanation: Explanation = explained(*self._tensors(), **self._options())
+        return explanation
 
     def _tensors(self) -> tuple[Tensor, ...]:
         """Those that the call has in order."""
