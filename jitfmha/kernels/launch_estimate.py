@@ -27,6 +27,8 @@ _MOST_LENGTHS = 8
 _MIXED = 2
 # Workgroups of an XCD that are put on its units one by one.
 _MOST_SCHEDULED = 512
+# Sequences and key heads that are looked at one by one, to see which engines get them.
+_MOST_PAIRS = 64
 # Cycles of a workgroup that has no rows, by the cost model 1000 to 2000.
 _CYCLES_OF_NO_ROWS = 1500.0
 # Those in which a workgroup finds where its packed sequence lies, by the cost model 650 to 1030.
@@ -178,17 +180,26 @@ def lengths_of_packs(
     longest_q = keys if queries < 0 else queries
     of_queries = _shares(longest_q, counts)
     of_keys = _shares(keys, counts)
+    # Chunks of prompts beside decoding: as many as have all queries. On average, each is in the
+    # middle of its prompt.
+    chunks = ceil(counts / of_queries[0])
     others = 0.0
-    for i in range(counts - 1):
-        others += of_keys[i + 1]
+    for i in range(counts - chunks):
+        others += of_keys[chunks + i]
     if longest_q < _MIXED * keys or others == 0:
         lengths.append(Lengths(of_queries, of_keys))
         return lengths
-    # Chunks of prompts beside decoding: on average, each is in the middle of its prompt.
-    chunk = (1 + of_queries[0] * seqlen_q / max(seqlen_k, 1)) / 2
-    rest = max(counts - chunk, 0.0) / others
-    mixed: list[float] = [chunk if i == 0 else rest * of_keys[i] for i in range(counts)]
-    lengths.append(Lengths(of_queries, mixed))
+    chunk_queries: list[float] = []
+    mixed: list[float] = []
+    rest = 1.0 * counts
+    for i in range(counts):
+        share = max(min(of_queries[0], counts - i * of_queries[0]), 0.0)
+        of_prompt = min((1 + share * seqlen_q / max(seqlen_k, 1)) / 2, rest)
+        chunk_queries.append(share)
+        mixed.append(of_prompt if i < chunks else rest * of_keys[i] / others)
+        if i < chunks:
+            rest -= of_prompt
+    lengths.append(Lengths(chunk_queries, mixed))
     return lengths
 
 
@@ -322,10 +333,6 @@ class Machine(NamedTuple):
         """Of a launch of so many cycles with so many multiplications, of 16-bit numbers."""
         of_matrix = products / (_UNIT_PRODUCTS[self.arch] * self.compute_units)
         return self.clock.seconds(cycles, of_matrix)
-
-    def cycles_of_bytes(self, count: float) -> float:
-        """In which HBM gives so many bytes to a unit while all units stream."""
-        return count * self.compute_units / self.bytes_per_second * self.clock.peak
 
     def overlapped(self, compute: float, moved: Moved, waves: float, waited_for: float) -> float:
         """Seconds of a launch that computes so long and moves so much, with so many waves a SIMD.
@@ -573,10 +580,12 @@ class ForwardEstimate:
         launched = self.lines * max(tiles) * num_splits
         # Each set of XCDs has some key heads, and deals their workgroups to its XCDs in turn.
         sets = gcd(self.pair_heads, machine.xcds)
-        are_few = launched <= _MOST_SCHEDULED * sets
-        if are_equal or not are_few or self.grid != "heads_batches_tiles_splits":
-            return machine.cycles_of_launch(every, workgroups, shared)
         set_xcds = machine.xcds // sets
+        if are_equal or self.grid != "heads_batches_tiles_splits":
+            return machine.cycles_of_launch(every, workgroups, shared)
+        if launched > _MOST_SCHEDULED * sets:
+            least = machine.cycles_of_launch(every, workgroups, shared)
+            return max(least, self._cycles_of_first_engine(sizes, tiles, num_splits, shared))
         # Nobody knows whether the longest sequences come first or last.
         seconds = 0.0
         for number in range(2):
@@ -590,6 +599,40 @@ class ForwardEstimate:
                 longest = max(longest, machine.cycles_of_xcd(of_xcd, len(of_xcd), shared))
             seconds += longest
         return seconds / 2
+
+    def _cycles_of_first_engine(
+        self,
+        sizes: Sequence[Sequence[float]],
+        tiles: Sequence[int],
+        num_splits: int,
+        shared: int,
+    ) -> float:
+        """Those of the shader engine that gets the first workgroup.
+
+        Each sequence is launched with as many tiles as the longest one has. Where that is a
+        multiple of the engines, the engine gets the first tiles of all sequences.
+        """
+        machine = self.machine
+        batch = self.call.batch
+        set_xcds = machine.xcds // gcd(self.pair_heads, machine.xcds)
+        units = machine.compute_units // machine.xcds
+        engines = min(machine.xcd_engines, units)
+        of_tile = self.lines // (batch * self.pair_heads) * num_splits
+        pairs = self.pair_heads * set_xcds // machine.xcds * batch
+        looked_at = min(pairs, _MOST_PAIRS)
+        cycles = 0.0
+        for pair in range(looked_at):
+            n = pair * batch // looked_at % batch * len(tiles) // batch
+            mean = _total(sizes[n]) / len(sizes[n])
+            launched = tiles[n] * of_tile
+            if launched >= set_xcds * engines:
+                cycles += launched * mean / (set_xcds * engines)
+            else:
+                for place in range(launched):
+                    turn = pair * max(tiles) * of_tile + place
+                    if turn % set_xcds == 0 and turn // set_xcds % units % engines == 0:
+                        cycles += mean
+        return cycles * pairs / looked_at / (shared * -(-units // engines))
 
     def _order_of_set(
         self,

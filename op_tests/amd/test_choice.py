@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -20,9 +21,11 @@ from jitfmha.flash_attn import flash_attn_with_kvcache
 from jitfmha.jit.errors import CompilerNotFound
 from jitfmha.jit.resources import hsa_dir
 from jitfmha.jit.toolchain import device_hip
+from jitfmha.kernels.compiled.split_policy import compiled_seconds
 from jitfmha.kernels.cycles import kernel_cycles
-from jitfmha.kernels.estimate import lengths_of
-from jitfmha.kernels.launch_estimate import WAITED_FOR, Machine, Moved
+from jitfmha.kernels.estimate import forward_estimate, lengths_of
+from jitfmha.kernels.launch_estimate import WAITED_FOR, Lengths, Machine, Moved
+from jitfmha.kernels.ready.key_split import Splits
 from jitfmha.planning.plan import Plan
 from jitfmha.planning.target import Target
 from jitfmha.problem.arguments import Arguments
@@ -259,6 +262,62 @@ def test_the_lengths_that_are_assumed(batch):
             assert sum(shares) == pytest.approx(len(shares))
             assert list(shares) == sorted(shares, reverse=True)
             assert min(shares) >= 0
+
+
+@pytest.mark.parametrize("longest", [4, 5, 8])
+def test_chunks_that_are_assumed_beside_decoding(longest):
+    """As many as have all queries, in the middle of prompts whose mean is known."""
+    tensors, options = packed([64] * 8, 64)
+    (told,) = lengths_of(
+        make_problem(Arguments.of(*tensors, options))._replace(unevenness=(longest, 2))
+    )
+    chunks = -(-16 // longest)
+    assert sum(told.queries) == sum(told.keys) == pytest.approx(8)
+    assert told.queries[: chunks - 1] == pytest.approx([longest / 2] * (chunks - 1))
+    assert max(told.queries[chunks:]) == 0
+    for queries, keys in zip(told.queries[:chunks], told.keys[:chunks], strict=True):
+        assert keys == pytest.approx((1 + queries / 64) / 2)
+
+
+def test_an_engine_gets_the_first_tiles_of_all_sequences():
+    """Where the longest has a multiple of 16 tiles: four XCDs of four engines take turns."""
+    q = torch.empty(1047, 48, 128, dtype=torch.bfloat16, device="meta")
+    k = torch.empty(96000, 6, 128, dtype=torch.bfloat16, device="meta")
+    sums = {
+        "cu_seqlens_q": prefix_sums([1024] + [1] * 23).to("meta"),
+        "cu_seqlens_k": prefix_sums([4000] * 24).to("meta"),
+    }
+    told = {"max_seqlen_q": 1024, "max_seqlen_k": 4000, "num_splits": 1}
+    plan: Any = explain(q, k, k, mask=2, device="MI355X", **sums, **told).plan
+    row, slices = plan.traits.row(), plan.traits.slices
+    assert (row.ts_qo, row.stacks_heads) == (128, True)
+    estimate = forward_estimate(plan.problem, plan.target, "compiled", row, slices)
+
+    def seconds(longest: int) -> float:
+        """Of one with so many queries among those with one, of 44 on average."""
+        lengths = Lengths([(longest - 1) / 43] + [0.0] * 23, [1.0] * 24)
+        return estimate.seconds_of(lengths, 44, 4000, 1)
+
+    assert seconds(1024) > 2 * seconds(1040)
+
+
+def test_splits_are_those_of_the_longest_keys():
+    """Also where others have the most queries, since launches know nothing else."""
+    taken: list[int] = []
+
+    def seconds_of(*asked: Any) -> float:
+        taken.append(asked[-1])
+        return 0.0
+
+    call = SimpleNamespace(lengths=[Lengths([2.0, 0.0], [0.5, 1.5])])
+    estimate: Any = SimpleNamespace(call=call, seconds_of=seconds_of)
+    splits: Any = SimpleNamespace(
+        tiles=lambda _, seqlen_k: seqlen_k,
+        of_tiles=lambda _, tiles: Splits(tiles, 0),
+        seconds_to_combine=lambda *_: 0.0,
+    )
+    compiled_seconds(estimate, splits, 10, 100)
+    assert taken == [150]
 
 
 def test_memory_bounds_a_launch_and_is_waited_for_by_few_waves():

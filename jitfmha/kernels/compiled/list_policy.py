@@ -21,9 +21,6 @@ _UNEVEN = 4
 _UNIT = 64
 # Cycles that persistent workgroups take to find a block in the list, by the cost model.
 _LISTED = 2500
-# How much longer keys take where units are quicker than HBM, of what they would if all came from
-# there: by the cost model, in mixes of which some are read by many blocks and others by one.
-_STREAMED = 0.25
 # What it takes to list the work, by the cost model 5 to 9 us, and to make the output of blocks that
 # are cut, beside what it takes to read their parts: 4 to 9 us. On any chip.
 _LISTING_SECONDS = 2 * LAUNCH_GAP_SECONDS + 6e-6 + 6e-6
@@ -108,17 +105,11 @@ class ListCosts(NamedTuple):
 
 
 def list_costs(
-    machine: Machine,
-    cycles: Sequence[KernelCycles],
-    workgroups_of_unit: int,
-    tile_q: int,
-    tile_k: int,
-    key_bytes: int,
+    cycles: Sequence[KernelCycles], workgroups_of_unit: int, tile_q: int, tile_k: int
 ) -> ListCosts:
     """What the work of kernels costs whose workgroups were measured to take so many ``cycles``.
 
-    A key tile takes a block of few rows as long as others: it waits for the keys, each of which has
-    ``key_bytes`` with its value.
+    A key tile takes a block of few rows as long as others: it waits for the keys.
     """
     few = cycles[0]
     every = cycles[len(cycles) - 1]
@@ -126,8 +117,6 @@ def list_costs(
     once = few.once[shared - 1]
     of_wave = (every.once[shared - 1] - once) / (tile_q // WAVE_ROWS - 1)
     of_tile = every.of_row[shared - 1] * tile_k
-    streamed = machine.cycles_of_bytes(shared * tile_k * key_bytes)
-    of_tile += _STREAMED * max(streamed - of_tile, 0.0)
     return ListCosts(
         round((once - of_wave + _LISTED) / _UNIT), round(of_wave / _UNIT), round(of_tile / _UNIT)
     )

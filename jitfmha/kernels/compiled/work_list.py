@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ...amd.manifest import KernelRow
 from ...planning.target import AmdTarget
-from ...problem.problem import Problem, element_bytes
-from ..estimate import machine_of, measured_cycles
+from ...problem.problem import Problem
+from ..estimate import measured_cycles
 from ..launcher import ListedWork
 from ..ready.key_split import Splits
 from .list_policy import ListedCall, list_costs, listed_workgroups
@@ -50,10 +50,7 @@ def listed_work(problem: Problem, target: AmdTarget, row: KernelRow, symbol: str
     """What the launches of the kernel have in common, which ``row`` describes."""
     workgroups = listed_workgroups(row.workgroups_of_unit, target.compute_units)
     cycles = measured_cycles(problem, target.arch, "compiled", "forward", 1)
-    key_bytes = (problem.hdim_q + problem.hdim_v) * element_bytes(problem).kv
-    costs = list_costs(
-        *(machine_of(target), cycles, row.workgroups_of_unit, row.ts_qo, row.ts_kv, key_bytes)
-    )
+    costs = list_costs(cycles, row.workgroups_of_unit, row.ts_qo, row.ts_kv)
     return ListedWork(symbol, LIST_THREADS, workgroups, costs)
 
 
