@@ -104,6 +104,7 @@ def library_files(
         "include/jitfmha.h": _rendered(
             "jitfmha.h", {**common, **about, "score_arguments": _lines(_score_arguments(), 2)}
         ),
+        "include/jitfmha_aiter.h": _rendered("jitfmha_aiter.h", {"namespace": common["namespace"]}),
         "jitfmha.pc": _rendered("jitfmha.pc", about),
         **{x: jit.render(f"export/{x}", {}) for x in _COPIED},
         "src/code_objects.h": _rendered(

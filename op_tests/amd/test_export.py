@@ -14,6 +14,7 @@ import torch
 from amd_problems import FP8, AmdProblem
 from backward_calls import POISON, BackwardCall
 from exported_calls import (
+    CPP,
     CVTS,
     DTYPES,
     WARNINGS,
@@ -695,6 +696,13 @@ def test_backward_program(deterministic, exported, shared_library, emulator_path
         expected = fmha_bwd(dout, q, k, v, out, lse, mask=2, deterministic=deterministic)
     for one, other in zip(here, expected, strict=True):
         assert torch.equal(one, other)
+
+
+def test_aiter_structs(exported, shared_library):
+    """Filled in AITER's order; what the call gets is that."""
+    flags = (f"-I{exported / 'include'}", CPP / "aiter_structs.cpp", shared_library)
+    program = shared_library.with_name("aiter_structs")
+    run_program(compile_cpp(program, *flags, f"-Wl,-rpath,{shared_library.parent}"))
 
 
 CONSUMER = """

@@ -40,7 +40,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
     library = build_shared(folder / "mha")
     names = [file.stem for file in FILES]
     (folder / "all.cpp").write_text(
-        "#include <plain.h>\n#include <string>\n"
+        "#include <plain.h>\n#include <jitfmha_aiter.h>\n"
         + "".join(f'namespace {x}_cpp {{\n#include "{x}.cpp"\n}}\n' for x in names)
         + 'void example() {\n  const std::string name = std::getenv("EXAMPLE");\n'
         + '  if (name == "wrong") plain::compare("one", {1 + 1. / 64}, {1});\n'
