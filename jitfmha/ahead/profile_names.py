@@ -21,9 +21,16 @@ RECEIPT_NUMBERS: dict[str, int | None] = {
     "fp32_all": 800,
     "fp32_min": 801,
     "fp8_test": 888,
+    "flash": None,
+    "pytorch": None,
+    "aiter": None,
+    "fp32": None,
+    "fp8": None,
     "all": None,
 }
-"""CK's ``pytorch`` is "ck_pytorch" here, since a profile of ours has that name."""
+"""CK's ``pytorch`` is "ck_pytorch" here, since a profile of ours has that name: where profiles are
+built, "pytorch" and "aiter" are ours. Those without a number keep what any receipt of their kind
+keeps."""
 
 _BY_NUMBER = {number: name for name, number in RECEIPT_NUMBERS.items() if number is not None}
 
@@ -43,5 +50,9 @@ def receipt_name(asked: str | int) -> str:
 
 
 def _known() -> str:
-    numbered = ", ".join(f"{name!r} ({number})" for number, name in _BY_NUMBER.items())
-    return f"{', '.join(map(repr, PROFILE_NAMES))}, or a receipt: {numbered} or 'all'"
+    receipts = (
+        repr(name) + (f" ({number})" if number is not None else "")
+        for name, number in RECEIPT_NUMBERS.items()
+        if name not in PROFILE_NAMES
+    )
+    return f"{', '.join(map(repr, PROFILE_NAMES))}, or a receipt: {', '.join(receipts)}"

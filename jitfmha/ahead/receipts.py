@@ -90,7 +90,7 @@ def _is_test_of_fp8(sig: Signature) -> bool:
     return is_fp8 and sig.hdim_q in _FP8_HDIMS and sig.vlayout == "r"
 
 
-_RECEIPTS = (
+_NUMBERED = (
     Receipt("ck_default", "every data type but fp32", lambda x: x.data_type != "fp32"),
     Receipt("ck_extended", "every data type but fp32", lambda x: x.data_type != "fp32"),
     Receipt(
@@ -140,6 +140,24 @@ _RECEIPTS = (
         _is_small_fp32,
     ),
     Receipt("fp8_test", "fp8bf16 and fp8fp32 with hdim_q 128 or 192, vlayout 'r'", _is_test_of_fp8),
+)
+
+
+def _any_of(name: str, *names: str) -> Receipt:
+    parts = [receipt for receipt in _NUMBERED if receipt.name in names]
+    keeps = f"what {' or '.join(f'`{part.name}`' for part in parts)} keeps"
+    return Receipt(name, keeps, lambda x: any(part.filter(x) for part in parts))
+
+
+_RECEIPTS = (
+    *_NUMBERED,
+    _any_of("flash", "flash_fwd", "flash_bwd"),
+    _any_of("pytorch", "ck_pytorch"),
+    _any_of(
+        *("aiter", "aiter_batch", "aiter_group", "aiter_bwd_batch", "aiter_bwd_group", "aiter_cpp")
+    ),
+    _any_of("fp32", "fp32_all", "fp32_min"),
+    _any_of("fp8", "fp8_test"),
     Receipt("all", "everything", lambda x: True),
 )
 RECEIPTS = {receipt.name: receipt for receipt in _RECEIPTS}
