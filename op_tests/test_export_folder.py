@@ -173,6 +173,16 @@ def test_receipts_say_what_is_compiled(receipt, has_forward):
     assert ("bias_bf16" in words) != has_forward
 
 
+@pytest.mark.parametrize("profile", ["inference", "aiter", "fp8"])
+@pytest.mark.parametrize("flags", [{"modes": ("gm0",)}, {"directions": ("backward",)}])
+def test_flags_leave_out_what_has_no_such_calls(profile, flags):
+    """Keys in pages, of a profile that has others, too."""
+    selection = selection_of(("gfx942",), profile, {"hdims": ((128, 128),), **flags})
+    passes = (*forward_passes(selection, ()), *backward_passes(selection))
+    assert bool(passes) == (profile != "fp8" or "modes" in flags)
+    assert not [x for x in passes if "pages" in features_of(x)]
+
+
 _SIXTEEN_BITS = ("bf16", "fp16")
 
 

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 WINDOWS = [(-1, -1), (0, 0), (0, -1), (-1, 0), (3, 5), (-1, 7), (9, -1), (64, 0), (1000, 1000)]
 TEXTS = [
     *(f"{corner}:{left},{right}" for corner in "tb" for left, right in WINDOWS),
+    *(f"{form}:{width}" for form in ("xt", "xb") for width in (-1, 0, 1, 2, 9, 1000)),
     *(f"g:{y},{x}" for y, x in ((1, 1), (1, 9), (9, 1), (20, 30), (1000, 1), (1, 1000))),
 ]
 LENGTHS = [(1, 1), (1, 40), (40, 1), (33, 33), (20, 90), (90, 20), (129, 200), (200, 129), (9, 0)]
@@ -79,15 +80,18 @@ def written_definition(
     diagonal = i + seqlen_k - seqlen_q
     if isinstance(mask, str) and ":" in mask:
         form, numbers = mask.split(":")
-        left, right = (int(number) for number in numbers.split(","))
-        if form in ("t", "g"):
+        left, *others = (int(number) for number in numbers.split(","))
+        right = others[0] if others else max(left - 1 - left // 2, 0)
+        if form[0] == "x":  # a width
+            left = left // 2 if left > 0 else -1
+        if form in ("t", "xt", "g"):
             diagonal = i
         if form == "g":
             left, right = left - 1, right - 1
         right = max(right, 0)
-    elif mask in (1, 2, "causal"):
+    elif mask in (1, 2, "causal", "t", "b"):
         right = 0
-        if mask == 1:
+        if mask in (1, "t"):
             diagonal = i
     else:
         assert mask in (0, "none")
@@ -100,7 +104,7 @@ def written_definition(
 def test_parsed_masks_see_what_the_definition_says():
     """The Python side alone, over all small sizes: independent of any kernel."""
     forms: list[tuple[int | str, tuple[int, int]]] = [
-        (mask, window) for mask in (0, 1, 2) for window in WINDOWS
+        (mask, window) for mask in (0, 1, 2, "t", "b") for window in WINDOWS
     ]
     forms += [(text, (-1, -1)) for text in TEXTS]
     for (mask, window), sq, sk in itertools.product(forms, (1, 3, 12), (1, 4, 12)):
@@ -119,6 +123,8 @@ def test_parsed_masks_see_what_the_definition_says():
         ("causal ", (-1, -1), ValueError, ["mask='causal '"]),
         ("b:1", (-1, -1), ValueError, ["mask='b:1'"]),
         ("b:1,-2", (-1, -1), ValueError, ["mask='b:1,-2'"]),
+        ("xg:2", (-1, -1), ValueError, ["mask='xg:2'"]),
+        ("xt:2,3", (-1, -1), ValueError, ["mask='xt:2,3'"]),
         ("g:0,1", (-1, -1), ValueError, ["mask='g:0,1'"]),
         ("b:1,2", (3, 4), ValueError, ["window_size=(3, 4)", "mask='b:1,2'"]),
         (0, (-2, 0), ValueError, ["window_size=(-2, 0)"]),

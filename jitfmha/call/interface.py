@@ -125,10 +125,11 @@ def fmha_fwd(
             contiguous in place of the last dimension (``v.stride(1) == 1`` in gm0,
             ``v.stride(0) == 1`` in gm1), which is read as it lies, too.
         softmax_scale: finite and > 0; ``1 / sqrt(hdim)`` by default.
-        mask: 0 or "none"; 1 (causal, top-left: key j is seen by query i when j <= i); 2 or
-            "causal" (causal, bottom-right: when j <= i + sk - sq); "t:l,r" and "b:l,r", a window
+        mask: 0 or "none"; 1 or "t" (causal, top-left: key j is seen by query i when j <= i); 2, "b"
+            or "causal" (causal, bottom-right: when j <= i + sk - sq); "t:l,r" and "b:l,r", a window
             from l keys left to r keys right of the diagonal of mask 1 and of mask 2, where l = -1
-            is open and r = -1 is 0; "g:y,x", the generic coordinates: i - y < j < i + x. In gm1
+            is open and r = -1 is 0; "xt:w" and "xb:w", the same with l = w // 2 and r = (w - 1) //
+            2, or causal where w < 1; "g:y,x", the generic coordinates: i - y < j < i + x. In gm1
             each sequence has its own diagonal.
         window_size: (left, right), in keys around the mask's diagonal, -1 being open. Masks 1 and
             2 hide what is right of the diagonal all the same; with mask 0 the diagonal is the

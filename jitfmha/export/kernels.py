@@ -138,8 +138,21 @@ def selection_of(
         given["masks"] = tuple(MASKS[x] for x in given["masks"])
     receipt = None if profile in PROFILES else receipt_named(profile)
     of_profile = PROFILES[profile] if receipt is None else UNIVERSE
-    subsets = tuple(each._replace(**given) for each in of_profile)
-    return Selection(arches, **chosen, subsets=subsets, receipt=receipt)
+    subsets = (each._replace(**{**given, **_of_pages(each, given)}) for each in of_profile)
+    served = tuple(each for each in subsets if each.modes and each.directions)
+    return Selection(arches, **chosen, subsets=served, receipt=receipt)
+
+
+def _of_pages(subset: Subset, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is left of the flags where a profile has keys in pages: forward calls of groups."""
+    words = {word for features in subset.features for word in features}
+    if "features" in given or words.isdisjoint(("paged_keys", "packed_pages")):
+        return {}
+    return {
+        name: tuple(x for x in given[name] if x == only)
+        for name, only in (("modes", "gm1"), ("directions", "forward"))
+        if name in given
+    }
 
 
 def selection_of_set(path: str | PathLike[str], selection: Selection) -> Selection:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 # More digits than any length has; Python refuses to read numbers of thousands.
-_TEXT_FORM = r"([tbg]):(-?\d{1,100}),(-?\d{1,100})"
+_TEXT_FORM = r"([tbg]):(-?\d{1,100}),(-?\d{1,100})|(x[tb]):(-?\d{1,100})"
 
 
 class Mask(NamedTuple):
@@ -48,14 +48,18 @@ NO_MASK, CAUSAL_MASK = Mask(), Mask(right=0)
 OPEN_WINDOW = (-1, -1)
 INT64_MAX = 2**63 - 1  # what torch's operators take as a number
 _CORNERS = {0: False, 1: True, 2: False}
+_NUMBERS = {"none": 0, "t": 1, "b": 2, "causal": 2}
 
 
 def parse_mask(mask: int | str, window_size: tuple[int, int] = OPEN_WINDOW) -> Mask:
     """The :class:`Mask` for the arguments ``mask`` and ``window_size`` of ``fmha_fwd``.
 
-    ``mask``: 0 or ``"none"``; 1 (causal, top-left); 2 or ``"causal"`` (causal, bottom-right);
+    ``mask``: 0 or ``"none"``; 1 or ``"t"`` (causal, top-left); 2, ``"b"`` or ``"causal"`` (causal,
+    bottom-right);
     ``"t:l,r"`` and ``"b:l,r"``, the window from ``l`` keys left to ``r`` keys right of the diagonal
-    of masks 1 and 2, -1 being open on the left and 0 on the right; ``"g:y,x"``, the generic
+    of masks 1 and 2, -1 being open on the left and 0 on the right; ``"xt:w"`` and ``"xb:w"``, as
+    xformers has them, a window of ``w`` keys around these, half of them left of the diagonal, 0 and
+    less being a causal mask; ``"g:y,x"``, the generic
     coordinates that count ``y`` down and ``x`` right of the top-left corner, so that query ``i``
     sees keys ``i - y < j < i + x``.
 
@@ -74,13 +78,15 @@ def parse_mask(mask: int | str, window_size: tuple[int, int] = OPEN_WINDOW) -> M
                     f"window_size={window_size!r} cannot be combined with mask={mask!r}, "
                     "which names its own window"
                 )
+            if text[4]:
+                return _of_width(text[4], int(text[5]))
             return _from_text(mask, text[1], int(text[2]), int(text[3]))
-        if mask not in ("none", "causal"):
+        if mask not in _NUMBERS:
             raise ValueError(
-                f"mask={mask!r} is not known; use 0, 1, 2, 'none', 'causal', "
-                "'t:l,r', 'b:l,r' or 'g:y,x' with integers l, r, y, x"
+                f"mask={mask!r} is not known; use 0, 1, 2, 'none', 'causal', 't', 'b', "
+                "'t:l,r', 'b:l,r', 'xt:w', 'xb:w' or 'g:y,x' with integers l, r, w, y, x"
             )
-        mask = 0 if mask == "none" else 2
+        mask = _NUMBERS[mask]
     elif isinstance(mask, bool) or not isinstance(mask, int):
         raise TypeError(f"mask must be an int or a str, got {type(mask).__name__} ({mask!r})")
     if mask not in _CORNERS:
@@ -118,6 +124,12 @@ def _from_text(mask: str, form: str, first: int, second: int) -> Mask:
     if first < -1 or second < -1:
         raise ValueError(f"mask={mask!r}: l and r are -1 or at least 0")
     return Mask(top_left=form == "t", left=_open(first), right=max(second, 0))
+
+
+def _of_width(form: str, width: int) -> Mask:
+    if width < 1:
+        return Mask(top_left=form == "xt", right=0)
+    return Mask(top_left=form == "xt", left=width // 2, right=(width - 1) // 2)
 
 
 def _open(side: int) -> int | None:
