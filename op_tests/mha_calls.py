@@ -21,6 +21,8 @@ from jitfmha.cli.output import progress, table
 DEVICE = torch.device("cuda" if torch.version.hip and torch.cuda.is_available() else "cpu")
 MHA_TYPES = ("mha", "gqa", "mqa")
 BIAS_TYPES = ("no", "bias", "alibi")
+PACKED = ("QKVPACKED", "KVPACKED")
+"""Layouts in which tensors are views of one that holds several."""
 PADDINGS = ("no_padding", "mixed", "q_only", "k_only")
 _REPEATS = 5
 _GQA_RATIOS = (1, 8)
@@ -63,6 +65,19 @@ class Asked:
         if self.mha_type == "gqa":
             return min((n for n in range(1, heads + 1) if heads % n == 0), key=lambda n: abs(n - 3))
         return heads if self.mha_type == "mha" else 1
+
+    def packed_together(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same values as views of one tensor, as AITER's ``generate_qkv`` packs them.
+
+        Heads of q, k and v lie one behind the other in a row, those of k and v alone in two.
+        """
+        if self.hdims[0] != self.hdims[1]:
+            raise ValueError(f"{self.layout} needs equal head dimensions, got {self.hdims}")
+        if self.layout == "KVPACKED":
+            return (q, *torch.stack((k, v), -3).unbind(-3))
+        if q.shape[:-2] != k.shape[:-2]:
+            raise ValueError(f"QKVPACKED needs equal lengths, got {q.shape} and {k.shape}")
+        return torch.cat((q, k, v), -2).split([x.shape[-2] for x in (q, k, v)], -2)
 
     def mask(self, seqlen_k: int, rng: torch.Generator) -> dict[str, Any]:
         """The arguments of AITER's functions."""

@@ -16,6 +16,7 @@ import torch
 from inputs import DTYPES
 from mha_calls import (
     BIAS_TYPES,
+    PACKED,
     PADDINGS,
     Asked,
     Checked,
@@ -33,7 +34,7 @@ from packed_calls import Sequences
 from jitfmha.aiter import flash_attn_varlen_func
 from jitfmha.problem.float64_reference import attention_packed
 
-_LAYOUTS = ("BSHD", "KVPACKED")
+_LAYOUTS = ("BSHD", *PACKED)
 
 
 def check_packed(
@@ -57,12 +58,9 @@ def check_packed(
         return torch.randn(shape, generator=rng).to(DTYPES[asked.dtype])
 
     q, dout = drawn(total_q, asked.heads, hdim), drawn(total_q, asked.heads, hdim_v)
-    if asked.layout == "KVPACKED":
-        if hdim != hdim_v:
-            raise ValueError(f"KVPACKED needs equal head dimensions, got {asked.hdims}")
-        k, v = drawn(total_k, 2, asked.heads_k, hdim).unbind(1)
-    else:
-        k, v = (drawn(total_k, asked.heads_k, columns) for columns in asked.hdims)
+    k, v = (drawn(total_k, asked.heads_k, columns) for columns in asked.hdims)
+    if asked.layout in PACKED:
+        q, k, v = asked.packed_together(q, k, v)
     mask = asked.mask(max(lengths_k), rng)
     slopes = None
     if asked.bias_type == "alibi":
@@ -102,6 +100,8 @@ def check_packed(
 @pytest.mark.parametrize("local", [False, True])
 def test_packed(rng, layout, mha_type, local):
     lengths_q, lengths_k = [0, 1, 63, 64, 65], [5, 1, 0, 130, 64]
+    if layout == "QKVPACKED":
+        lengths_k = lengths_q
     asked = Asked(layout=layout, mha_type=mha_type, local=local, causal=True)
     checked = check_packed(rng, asked, lengths_q, lengths_k)
     assert checked.holds, checked
@@ -144,6 +144,8 @@ def main() -> int:
             torch.randint(1, longest + 1, (args.batch_size,), generator=rng).tolist()
             for longest in args.seqlen_q_k
         ]
+        if asked.layout == "QKVPACKED":
+            lengths[1] = lengths[0]
         return check_packed(rng, asked, *lengths, min_seqlen_q=args.min_seqlen_q)
 
     return run_all(args, check_one)

@@ -145,7 +145,9 @@ _NUMBERED = (
 
 def _any_of(name: str, *names: str) -> Receipt:
     parts = [receipt for receipt in _NUMBERED if receipt.name in names]
-    keeps = f"what {' or '.join(f'`{part.name}`' for part in parts)} keeps"
+    keeps = parts[0].keeps
+    if len(parts) > 1:
+        keeps = f"what {' or '.join(f'`{part.name}`' for part in parts)} keeps"
     return Receipt(name, keeps, lambda x: any(part.filter(x) for part in parts))
 
 
