@@ -294,7 +294,7 @@ def test_validate_config_of_an_architecture_without_kernels(arch):
         (configuration({}, {"stages": 2}), ValueError, ["'stages'", "pipeline"]),
         (configuration({}, {}) | {"profile": True}, TypeError, ["profile", "True"]),
         (configuration({}, {}) | {"profile": 5}, ValueError, ["5", "ck_default"]),
-        (configuration({}, {}) | {"profile": "flash"}, ValueError, ["'flash'", "flash_fwd"]),
+        (configuration({}, {}) | {"profile": "flush"}, ValueError, ["'flush'", "flash_fwd"]),
     ],
 )
 def test_what_is_no_configuration(config, error, texts):
