@@ -76,7 +76,7 @@ def test_help_does_not_wait_for_torch(tmp_path, argv, is_script):
     ("flags", "complaint"),
     [
         (("run-kernel", __file__, "--args", "launch.json"), "json: the document has no 'block'"),
-        (("build", "--profile", "flash"), "'flash-attn'"),
+        (("build", "--profile", "flush"), "'flash-attn'"),
         (("tune", "--profile", "flash"), "flash-attn"),
     ],
 )
