@@ -30,11 +30,15 @@ const aiter::DropSeedOffset kSeedAndOffset =
     std::pair<const void*, const void*>(at(40), static_cast<char*>(at(40)) + 8);
 
 aiter::mha_fwd_args forward() {
-  return {false, false, 1, "fp16", true, 2, true, 0, true, at(1), at(2), at(3), at(4), at(5), at(6),
-          at(7), at(8), at(9), at(10), at(11), at(12), nullptr, nullptr, at(13), at(14), nullptr,
-          nullptr, at(15), 11, 12, 3, 14, 15, 16, 8, 4, 0.5f, 2.5f, 17, 18, 19, 20, 21, 22, 23, 24,
-          25, 26, 27, 11, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 5, 0, 7, 2, 0,
-          0.25, false, kSeedAndOffset, 0, 0};
+  return {false,  false,  1,      "fp16",  true,    2,      true,   0,       true,
+          at(1),  at(2),  at(3),  at(4),   at(5),   at(6),  at(7),  at(8),   at(9),
+          at(10), at(11), at(12), nullptr, nullptr, at(13), at(14), nullptr, nullptr,
+          at(15), 11,     12,     3,       14,      15,     16,     8,       4,
+          0.5f,   2.5f,   17,     18,      19,      20,     21,     22,      23,
+          24,     25,     26,     27,      11,      29,     30,     31,      32,
+          33,     34,     35,     36,      37,      38,     39,     40,      41,
+          42,     5,      0,      7,       2,       0,      0.25,   false,   kSeedAndOffset,
+          0,      0};
 }
 
 void test_forward() {
@@ -117,9 +121,11 @@ void test_refusals() {
 
 void test_splitkv() {
   aiter::mha_fwd_splitkv_args args = {
-      at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), 9, 16, false, nullptr, at(10),
-      at(11), nullptr, at(12), 11, 12, 3, 14, 15, 16, 8, 4, 6, 0.5f, 1, 1, 2.5f, 17, 18, 19, 20, 21,
-      22, 23, 24, 25, 26, 11, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, -1, 0, 0, 2};
+      at(1),   at(2),  at(3),  at(4),   at(5),  at(6), at(7), at(8), at(9), 9,  16, false,
+      nullptr, at(10), at(11), nullptr, at(12), 11,    12,    3,     14,    15, 16, 8,
+      4,       6,      0.5f,   1,       1,      2.5f,  17,    18,    19,    20, 21, 22,
+      23,      24,     25,     26,      11,     28,    29,    30,    31,    32, 33, 34,
+      35,      36,     37,     38,      39,     40,    -1,    0,     0,     2};
   args.num_total_pages = 50, args.max_seqlen_k = 51;
   jitfmha::MhaFwdArgs to;
   EXPECT(aiter::converted(args, "bf16", true, 2, 0, true, true, &to));
@@ -136,12 +142,21 @@ void test_splitkv() {
   EXPECT(!aiter::converted(args, "bf16", true, 2, 0, true, true, &to));
 }
 
+constexpr auto kPacked = aiter::VECTORIZED_LAYOUT;
+constexpr auto kTable = aiter::VLLM_BLOCK_TABLE_2D;
+
+aiter::mha_batch_prefill_args batch_prefill() {
+  return {at(1),  at(2),  at(3),   at(4),  at(5),   at(6),  at(7),   nullptr, at(9), at(10),
+          at(11), at(12), 11,      12,     3,       14,     15,      16,      8,     4,
+          50,     16,     kPacked, kTable, nullptr, at(13), nullptr, nullptr, 9,     0.5f,
+          1,      1,      2.5f,    17,     18,      19,     20,      21,      22,    23,
+          24,     25,     26,      27,     11,      29,     30,      31,      32,    33,
+          34,     35,     36,      -1,     0,       0,      2,       0.25,    false, kSeedAndOffset,
+          0,      0};
+}
+
 void test_batch_prefill() {
-  aiter::mha_batch_prefill_args args = {
-      at(1), at(2), at(3), at(4), at(5), at(6), at(7), nullptr, at(9), at(10), at(11), at(12), 11,
-      12, 3, 14, 15, 16, 8, 4, 50, 16, aiter::VECTORIZED_LAYOUT, aiter::VLLM_BLOCK_TABLE_2D,
-      nullptr, at(13), nullptr, nullptr, 9, 0.5f, 1, 1, 2.5f, 17, 18, 19, 20, 21, 22, 23, 24, 25,
-      26, 27, 11, 29, 30, 31, 32, 33, 34, 35, 36, -1, 0, 0, 2, 0.25, false, kSeedAndOffset, 0, 0};
+  aiter::mha_batch_prefill_args args = batch_prefill();
   args.seqstart_k_ptr = at(14);
   jitfmha::MhaFwdArgs to;
   EXPECT(aiter::converted(args, "bf16", true, 2, 0, true, 0, &to));
@@ -154,13 +169,94 @@ void test_batch_prefill() {
   EXPECT(!aiter::converted(args, "bf16", true, 2, 0, true, 0, &to));
 }
 
+aiter::mha_bwd_args backward() {
+  return {false,
+          true,
+          2,
+          false,
+          15,
+          16,
+          "bf16",
+          true,
+          1,
+          1,
+          true,
+          true,
+          false,
+          true,
+          at(1),
+          at(2),
+          at(3),
+          at(4),
+          at(5),
+          at(6),
+          at(7),
+          at(8),
+          nullptr,
+          at(9),
+          at(10),
+          at(11),
+          at(12),
+          at(13),
+          at(14),
+          at(15),
+          at(16),
+          nullptr,
+          nullptr,
+          nullptr,
+          nullptr,
+          11,
+          12,
+          3,
+          14,
+          13,
+          8,
+          4,
+          0.5f,
+          17,
+          18,
+          19,
+          20,
+          21,
+          22,
+          23,
+          24,
+          25,
+          26,
+          27,
+          28,
+          29,
+          30,
+          31,
+          32,
+          33,
+          34,
+          11,
+          36,
+          37,
+          38,
+          39,
+          40,
+          41,
+          42,
+          43,
+          44,
+          45,
+          46,
+          47,
+          48,
+          49,
+          50,
+          51,
+          -1,
+          0,
+          0.25,
+          0.75,
+          kSeedAndOffset};
+}
+
 void test_backward() {
-  aiter::mha_bwd_args args = {
-      false, true, 2, false, 15, 16, "bf16", true, 1, 1, true, true, false, true, at(1), at(2),
-      at(3), at(4), at(5), at(6), at(7), at(8), nullptr, at(9), at(10), at(11), at(12), at(13),
-      at(14), at(15), at(16), nullptr, nullptr, nullptr, nullptr, 11, 12, 3, 14, 13, 8, 4, 0.5f, 17,
-      18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 11, 36, 37, 38, 39, 40,
-      41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, -1, 0, 0.25, 0.75, kSeedAndOffset, {}, {}};
+  aiter::mha_bwd_args args = backward();
   jitfmha::MhaBwdArgs to;
   EXPECT(aiter::converted(args, &to));
   EXPECT(to.dtype == jitfmha::DataType::bf16 && to.bf16_cvt == jitfmha::Bf16Cvt::rtz);
