@@ -17,6 +17,7 @@ from ..amd.chips import Arch, architecture, chip
 from ..amd.code_object import CodeObjectError
 from ..amd.manifest import AnyRow, KernelRow
 from ..amd.tree import Tree, trees_of
+from ..kernels.backward_estimate import backward_cycles
 from ..kernels.compiled.backward_launch import BackwardKernel
 from ..kernels.compiled.backward_traits import BackwardTraits, backward_spec
 from ..kernels.compiled.decode import streamed_keys
@@ -40,6 +41,7 @@ from ..kernels.compiled.work_list import has_lists
 from ..kernels.cycles import Part, kernel_cycles
 from ..kernels.estimate import measured_dtype
 from ..kernels.launch_estimate import KernelCycles
+from ..kernels.pass_estimate import PartCycles
 from ..kernels.ready.backward.kernels import kernels_of
 from ..kernels.ready.backward.limits import FAR_STRIDE_BYTES
 from ..kernels.rules import reasons_of
@@ -258,6 +260,8 @@ class BackwardKernels(NamedTuple):
         adds_dq_up: whether dq is added up in float32, by all workgroups together.
         is_deterministic: whether its order is always one.
         far_stride_bytes: from where on rows are too far apart.
+        of_queries, of_keys: the cycles that estimates count, of a kernel of dq alone and of the one
+            of dk and dv.
         features: as ``CompiledFor`` has them.
     """
 
@@ -271,6 +275,8 @@ class BackwardKernels(NamedTuple):
     name: str
     kernels: tuple[BackwardKernel, ...]
     image: bytes
+    of_queries: PartCycles
+    of_keys: PartCycles
     features: str = ""
 
 
@@ -313,6 +319,10 @@ def ready_backward_kernels(selection: Selection) -> Iterator[BackwardKernels]:
             row = next(kernel.row for kernel in kernels if kernel.row.symbol == listed.symbol)
             if not _is_selected(row, arch, selection, kinds):
                 continue
+            of_queries, of_keys = backward_cycles(
+                *(arch, "ready", row.dtype, (row.hdim_q, row.hdim_v), row.mask != 0),
+                is_deterministic=listed.is_deterministic,
+            )
             yield BackwardKernels(
                 arch=arch,
                 row=row,
@@ -324,6 +334,8 @@ def ready_backward_kernels(selection: Selection) -> Iterator[BackwardKernels]:
                 name=row.name,
                 kernels=kernels,
                 image=_image(tree, listed),
+                of_queries=of_queries,
+                of_keys=of_keys,
             )
 
 
@@ -726,6 +738,10 @@ def compiled_backward(traits: BackwardTraits) -> BackwardKernels:
     Raises ``jitfmha.BuildError`` where they cannot be.
     """
     kernels = traits.kernels()
+    of_queries, of_keys = backward_cycles(
+        *(traits.arch, "compiled", traits.dtype, (traits.hdim_q, traits.hdim_v), traits.is_masked),
+        is_deterministic=True,
+    )
     return BackwardKernels(
         arch=traits.arch,
         row=kernels[0].row,
@@ -737,6 +753,8 @@ def compiled_backward(traits: BackwardTraits) -> BackwardKernels:
         name=traits.name,
         kernels=kernels,
         image=jit.read(backward_spec(traits)),
+        of_queries=of_queries,
+        of_keys=of_keys,
         features=features_of(traits),
     )
 

@@ -38,7 +38,7 @@ from ..rows.heads.structs import cpp as heads_structs
 from ..version import __version__
 from .append import AppendKernel
 from .kernels import BackwardKernels, ForwardKernel, SinkKernel
-from .policy import clock_in_cpp, cycles_in_cpp, policy_in_cpp, row_in_cpp
+from .policy import clock_in_cpp, cycles_in_cpp, part_in_cpp, policy_in_cpp, row_in_cpp
 
 AnyKernel: TypeAlias = ForwardKernel | BackwardKernels | SinkKernel | AppendKernel
 _HEADER = "// Written by python -m jitfmha export.\n"
@@ -267,7 +267,8 @@ def _backward_entry(each: BackwardKernels) -> str:
         f"{{{_arch(each.arch)}, {row_in_cpp(row)}, DataType::{each.dtype}, "
         f'"{each.features}", {_bool(each.has_roundings)}, '
         f"{_bool(each.adds_dq_up)}, {_bool(each.is_deterministic)}, {each.far_stride_bytes}, "
-        f'"{each.name}", {{{launches}}}, {_image(each, row.file)}}},'
+        f'"{each.name}", {{{launches}}}, {part_in_cpp(each.of_queries)}, '
+        f"{part_in_cpp(each.of_keys)}, {_image(each, row.file)}}},"
     )
 
 

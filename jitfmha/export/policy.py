@@ -9,7 +9,7 @@ from typing import get_args
 from ..amd import clock_speed
 from ..amd.chips import Arch
 from ..amd.manifest import GridAxes, KernelDtype, KernelRow
-from ..kernels import launch_estimate
+from ..kernels import launch_estimate, pass_estimate
 from ..kernels.compiled import (
     decode_policy,
     latent_policy,
@@ -43,7 +43,8 @@ def policy_in_cpp() -> Translation:
     vocabulary = Vocabulary(enums=enums, structs={"KernelRow": _ROW})
     of_compiled = decode_policy, latent_policy, split_policy, list_policy, turns_policy
     of_launches = clock_speed, launch_estimate
-    modules = *of_launches, key_split, combine_estimate, policy, *of_compiled, level, unevenness
+    of_ready = key_split, combine_estimate, pass_estimate, policy
+    modules = *of_launches, *of_ready, *of_compiled, level, unevenness
     return Translation(modules, vocabulary)
 
 
@@ -60,3 +61,8 @@ def cycles_in_cpp(cycles: Sequence[launch_estimate.KernelCycles]) -> str:
 def clock_in_cpp(clock: clock_speed.ClockSpeed) -> str:
     """What limits the clock of a chip, as the policy knows it."""
     return policy_in_cpp().value("ClockSpeed", clock)
+
+
+def part_in_cpp(part: pass_estimate.PartCycles) -> str:
+    """What was measured of a kernel of a backward pass, as the policy knows it."""
+    return policy_in_cpp().value("PartCycles", part)

@@ -11,7 +11,7 @@ So a policy is written once, in Python, and what is exported decides as Python d
 * assignments, ``if``, ``for`` over a ``range`` from 0 or a sequence, ``return``;
 * arithmetic, comparisons, ``and``, ``or``, ``not``, conditional expressions, subscripts,
   attributes, calls of what is translated, and ``ceil``, ``gcd``, ``int``, ``isqrt``, ``len``,
-  ``max``, ``min`` and ``round``.
+  ``max``, ``min``, ``round`` and ``sqrt``.
 
 Everything else is an error that names file and line. An ``int`` has 64 bits in C++, and a ``float``
 is a ``double``: the same numbers come out as long as no integer leaves these, and as the compiler
@@ -47,6 +47,7 @@ _KNOWN_FUNCTIONS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "int": ("static_cast<std::int64_t>", ("float",), "int"),
     "isqrt": ("isqrt", ("int",), "int"),
     "round": ("rounded", ("float",), "int"),
+    "sqrt": ("std::sqrt", ("float",), "float"),
 }
 _FREE = "[[maybe_unused]] inline "
 """Before functions: of a module a program may need some alone."""

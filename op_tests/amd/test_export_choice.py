@@ -10,6 +10,7 @@ import pytest
 import torch
 from exported_calls import (
     DTYPES,
+    BackwardArguments,
     ExportedCalls,
     ForwardArguments,
     Strides,
@@ -17,9 +18,10 @@ from exported_calls import (
     build_shim,
     write_library,
 )
-from untyped import explain
+from untyped import explain, explain_bwd
 
 from jitfmha.amd.chips import Arch
+from jitfmha.amd.node import VIRTUAL_NODE
 from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
 from jitfmha.emulator.library import load
 from jitfmha.emulator.session import DEVICES
@@ -30,11 +32,13 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not 
 
 
 def library(folder: Path, arch: str, *, has_all: bool) -> ExportedCalls:
-    """Kernels of one head dimension: all, or those with a mask for many queries of equal heads."""
+    """Kernels of one head dimension: all, or those with a mask, of forward for many queries of
+    equal heads.
+    """
     for variable in (HSA_DIR, AITER_ASM_DIR):
         if variable in os.environ:
             pytest.skip(f"{variable} is set, and exports have the kernels of this package")
-    ready = Selection((arch,), ("forward",), ("bf16",), ((HDIM, HDIM),))
+    ready = Selection((arch,), ("forward", "backward"), ("bf16",), ((HDIM, HDIM),))
     compiled = ready._replace(features=((),), persistent=True)
     compiled = compiled._replace(few_queries=True) if has_all else compiled
     masked = ready if has_all else ready._replace(masks=("causal",))
@@ -42,9 +46,7 @@ def library(folder: Path, arch: str, *, has_all: bool) -> ExportedCalls:
         *(folder, masked, (compiled._replace(masks=masked.masks),)),
         keeps=lambda x: has_all or not x.stacks_heads,
     )
-    calls = ExportedCalls(build_shim(folder, build_shared(folder)), load("plain")._name)
-    assert load("plain").hipSetDevice(DEVICES[arch]) == 0
-    return calls
+    return ExportedCalls(build_shim(folder, build_shared(folder)), load("plain")._name)
 
 
 def length(drawn: random.Random, least: int, bits: int) -> int:
@@ -71,25 +73,29 @@ def drawn_call(drawn: random.Random, *, is_group: bool, has_all: bool) -> dict[s
     return told
 
 
-def kernel_in_python(arch: str, call: dict[str, Any], *, is_group: bool) -> str:
-    batch, mask = call["batch"], call["mask"]
+def kernel_in_python(chip: str, call: dict[str, Any], *, is_group: bool) -> str:
+    batch, options = call["batch"], {"mask": call["mask"], "device": chip}
     before = () if is_group else (batch,)
     shapes = ((*before, call[f"seqlen_{x}"], call[f"heads_{x}"], HDIM) for x in "qk")
     q, k = (torch.empty(x, dtype=torch.bfloat16, device="meta") for x in shapes)
-    groups = {name: x for name, x in call.items() if name.startswith("max_")}
+    options |= {name: x for name, x in call.items() if name.startswith("max_")}
     if is_group:
         sums = torch.zeros(batch + 1, dtype=torch.int32, device="meta")
-        groups |= {"cu_seqlens_q": sums, "cu_seqlens_k": sums}
-    chip = {"gfx942": "MI300X", "gfx950": "MI355X"}[arch]
-    return str(explain(q, k, k, device=chip, mask=mask, **groups).plan.kernel)
+        options |= {"cu_seqlens_q": sums, "cu_seqlens_k": sums}
+    if "deterministic" not in call:
+        return str(explain(q, k, k, **options).plan.kernel)
+    lse = torch.empty(*before, call["heads_q"], call["seqlen_q"], device="meta")
+    options["deterministic"] = call["deterministic"]
+    return str(explain_bwd(q, q, k, k, q, lse, **options).plan.kernel)
 
 
 def kernel_in_cpp(calls: ExportedCalls, call: dict[str, Any], *, is_group: bool) -> str:
-    arguments = ForwardArguments(
+    of_direction = BackwardArguments if "deterministic" in call else ForwardArguments
+    arguments = of_direction(
         **call, mode=int(is_group), dtype=DTYPES["bf16"], hdim_q=HDIM, hdim_v=HDIM
     )
     arguments.softmax_scale = 1.0
-    for name, of in (("q", "q"), ("k", "k"), ("v", "k"), ("out", "q")):
+    for name, of in (("q", "q"), ("k", "k"), ("v", "k"), ("out", "q"), ("dout", "q")):
         row = call[f"heads_{of}"] * HDIM
         strides = Strides(0 if is_group else call[f"seqlen_{of}"] * row, row, HDIM)
         setattr(arguments, f"{name}_strides", strides)
@@ -103,11 +109,18 @@ def kernel_in_cpp(calls: ExportedCalls, call: dict[str, Any], *, is_group: bool)
 def test_the_choice_is_that_of_python(arch, tmp_path, seed, request):
     has_all = request.config.getoption("--exhaustive")
     calls = library(tmp_path / "choice", arch, has_all=has_all)
+    devices = [x for x in VIRTUAL_NODE if x.startswith(arch)]
     drawn, taken = random.Random(seed), set()
-    for number in range(400 if has_all else 120):
-        is_group = number % 2 == 1
+    for number in range(1000 if has_all else 300):
+        is_group, is_backward = number % 2 == 1, number % 3 > 0
         call = drawn_call(drawn, is_group=is_group, has_all=has_all)
-        expected = kernel_in_python(arch, call, is_group=is_group)
-        assert kernel_in_cpp(calls, call, is_group=is_group) == expected, call
-        taken.add("listed" if "_listed_" in expected else "_compiled_" in expected)
-    assert {True, False} <= taken
+        if is_backward:
+            call["deterministic"] = drawn.random() < 0.5
+        device = drawn.choice(devices)
+        assert load("plain").hipSetDevice(DEVICES[device]) == 0
+        expected = kernel_in_python(VIRTUAL_NODE[device], call, is_group=is_group)
+        assert kernel_in_cpp(calls, call, is_group=is_group) == expected, (device, call)
+        is_compiled = "_compiled_" in expected
+        taken.add((is_backward, "listed" if "_listed_" in expected else is_compiled))
+    expected_kinds = {(x, y) for x in (False, True) for y in (False, True)}
+    assert expected_kinds <= taken

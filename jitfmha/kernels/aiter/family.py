@@ -17,7 +17,7 @@ from ...planning.target import AmdTarget, Target
 from ...problem.features import Feature
 from ...problem.problem import PlainSizes, Problem
 from ..amd_plan import AmdPlan, version_of
-from ..backward_estimate import BackwardKernels, backward_seconds
+from ..backward_estimate import backward_seconds
 from ..ready.limits import DTYPE_RULE, PACKED_MASK_RULE, SIZE_RULES
 from ..rules import ATTENTION, BACKWARD, reasons_of
 from .choice import BackwardChoice, choose, reasons_of_problem
@@ -99,9 +99,11 @@ class AiterBackwardPlan(AmdPlan):
         return version_of(code_object for _, code_object in self.choice.kernels)
 
     def seconds(self, seqlen_q: int, seqlen_k: int) -> float:
-        edges = len(self.choice.kernels) - 1
-        kernels = BackwardKernels("aiter", self.choice.row.ts, edges, has_lines_of_queries=True)
-        return backward_seconds(self.problem, self.target, kernels, seqlen_q, seqlen_k)
+        return backward_seconds(
+            *(self.problem, self.target, "aiter", self.choice.row.ts, seqlen_q, seqlen_k),
+            edges=len(self.choice.kernels) - 1,
+            has_lines_of_queries=True,
+        )
 
     def rows(self) -> tuple[AiterBackwardRow, ...]:
         return tuple(row for row, _ in self.choice.kernels)

@@ -18,7 +18,7 @@ from ...planning.specification import Algorithm, Stage, family_of
 from ...planning.target import AmdTarget, Target
 from ...problem.problem import PlainSizes, Problem, element_bytes
 from ..amd_plan import COMBINES, AmdPlan
-from ..backward_estimate import BackwardKernels, backward_seconds
+from ..backward_estimate import backward_seconds
 from ..launcher import BoundKernel
 from ..ready.key_split import ONE_SPLIT
 from ..ready.limits import SIZE_RULES, are_far_from_limits
@@ -270,9 +270,10 @@ class BackwardPlan(CompiledPlan):
     def seconds(self, seqlen_q: int, seqlen_k: int) -> float | None:
         if self.traits.dtype == "fp32" or self.traits.streams:
             return None  # no other family has such kernels
-        others = len(self.traits.kernels()) - 1
-        kernels = BackwardKernels("compiled", self.traits.tile.own_rows, edges=others)
-        return backward_seconds(self.problem, self.target, kernels, seqlen_q, seqlen_k)
+        rows, others = self.traits.tile.own_rows, len(self.traits.kernels()) - 1
+        return backward_seconds(
+            *(self.problem, self.target, "compiled", rows, seqlen_q, seqlen_k), edges=others
+        )
 
     @property
     def spec(self) -> jit.BuildSpec:

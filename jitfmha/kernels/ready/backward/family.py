@@ -15,7 +15,7 @@ from ....planning.target import AmdTarget, Target
 from ....problem.features import Feature
 from ....problem.problem import PlainSizes, Problem
 from ...amd_plan import AmdPlan, algorithm_of, version_of
-from ...backward_estimate import BackwardKernels, backward_seconds
+from ...backward_estimate import backward_seconds
 from ...compiled.backward_launch import backward_launch, load_kernels
 from ...rules import ATTENTION, BACKWARD, reasons_of
 from ..policy import fills_gpu
@@ -120,8 +120,8 @@ class ReadyBackwardPlan(AmdPlan):
         return None
 
     def seconds(self, seqlen_q: int, seqlen_k: int) -> float:
-        kernels = BackwardKernels("ready", self.row.keys)
-        return backward_seconds(self.problem, self.target, kernels, seqlen_q, seqlen_k)
+        problem, target = self.problem, self.target
+        return backward_seconds(problem, target, "ready", self.row.keys, seqlen_q, seqlen_k)
 
     def rows(self) -> tuple[KernelRow, ...]:
         return tuple(kernel.row for kernel in kernels_of(self.row))
