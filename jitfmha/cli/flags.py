@@ -427,6 +427,8 @@ def _add_export(commands: Any) -> None:
     flag("--dtype", nargs="+", choices=dtypes, metavar="DTYPE", help=named)
     kept = "of k and v beside a q of more bits, of kernels that are compiled (default: as q)"
     flag("--kv-dtype", choices=_EIGHT_BITS, help=kept)
+    of_out = "of the outputs of calls with 8 bits, of kernels that are compiled (default: bf16)"
+    flag("--out-dtype", choices=["bf16", "fp16", "fp32"], help=of_out)
     hdims = f"{_HDIMS}all that come ready, and of compiled kernels 64 and 128)"
     many = {"nargs": "+", "type": _several(_hdims), "help": hdims}
     flag("--hdim", "--hdims", metavar="HDIM", **many)

@@ -81,6 +81,7 @@ class Selection(NamedTuple):
         bf16_cvts: where there is a choice. None: all that come ready, and of compiled kernels rtne.
         features: of calls that compiled kernels serve; each of these has all that are in one value.
         kv_dtype: that of keys and values of such calls, where it is another one, of 8 bits.
+        out_dtype: that of the outputs of compiled 8-bit calls, where it is not bf16.
         bias_dtype: that of biases that are added, where it is not the output's.
         subsets: what a profile has: what is compiled, in place of what the other fields say of it,
             and of what comes ready, whatever serves such calls without features.
@@ -107,6 +108,7 @@ class Selection(NamedTuple):
     few_queries: bool = False
     persistent: bool = False
     appends: bool = False
+    out_dtype: str | None = None
     bias_dtype: str | None = None
     receipt: Receipt | None = None
 
@@ -126,7 +128,10 @@ def selection_of(
         chosen = {**chosen, "features": others or None, "appends": True}
     if profile is None:
         return Selection(arches, **chosen)
-    of_all = "bf16_cvts", "kv_dtype", "few_queries", "persistent", "bias_dtype", "appends"
+    of_all = (
+        *("bf16_cvts", "kv_dtype", "out_dtype", "bias_dtype"),
+        *("few_queries", "persistent", "appends"),
+    )
     given = {name: x for name, x in chosen.items() if name not in of_all and x is not None}
     if "dtypes" in given:
         kv_dtype = chosen.get("kv_dtype")
@@ -422,7 +427,8 @@ def forward_passes(
     Raises ``NotImplementedError``, ``TypeError`` or ``ValueError`` where nothing can be compiled.
     """
     named = selection.hdims, selection.features, selection.subsets, selection.declared
-    if not any((*named, selection.kv_dtype, selection.few_queries, selection.persistent)):
+    dtypes = selection.kv_dtype, selection.out_dtype
+    if not any((*named, *dtypes, selection.few_queries, selection.persistent)):
         return ()
     served = {_kind_of_row(each.arch, each.row) for each in ready}
     if PLAIN in (selection.features or ()):
@@ -430,7 +436,8 @@ def forward_passes(
     passes: list[ForwardTraits] = []
     refusals: list[Exception] = []
     for arch, wanted in _combinations(selection, "forward"):
-        is_served = _kind_of_call(arch, wanted) in served
+        has_plain_out = _out_dtype(selection, wanted) == wanted.out_dtype
+        is_served = has_plain_out and _kind_of_call(arch, wanted) in served
         if is_served and not (selection.few_queries or selection.persistent):
             continue
         try:
@@ -555,13 +562,19 @@ def _problems(selection: Selection, wanted: Combination, arch: Arch) -> Iterator
     if not _passes_receipt(selection, wanted):
         return
     for cvt in selection.bf16_cvts or _CVTS_OF_COMPILED:
-        problem = wanted.problem()._replace(bf16_cvt=cvt)
-        if selection.bias_dtype and Feature.BIAS in problem.features:
-            modifiers = problem.modifiers._replace(bias=selection.bias_dtype)
-            problem = problem._replace(modifiers=modifiers)
+        out_dtype = _out_dtype(selection, wanted)
+        problem = wanted.problem()._replace(bf16_cvt=cvt, out_dtype=out_dtype)
+        if Feature.BIAS in problem.features:
+            bias = selection.bias_dtype or out_dtype
+            problem = problem._replace(modifiers=problem.modifiers._replace(bias=bias))
         for reason in reasons_of(RULES, problem, arch):
             raise NotImplementedError(str(reason))
         yield problem
+
+
+def _out_dtype(selection: Selection, wanted: Combination) -> str:
+    is_given = selection.out_dtype is not None and wanted.dtype in EIGHT_BIT_NAMES
+    return str(selection.out_dtype) if is_given else wanted.out_dtype
 
 
 def _of_any_lengths(problem: Problem, arch: Arch) -> ForwardTraits:
@@ -675,6 +688,7 @@ def features_of(traits: ForwardTraits | BackwardTraits) -> str:
         kv = traits.kv_dtype.partition("_")[0]
         of_forward = (
             f"{kv}_keys" if traits.kv_dtype != traits.dtype else "",
+            f"{traits.other_out_dtype}_out" if traits.other_out_dtype else "",
             "descales" if traits.has_descales else "",
             "token_k" if traits.has_token_k_descales else "",
             "token_v" if traits.has_token_v_descales else "",

@@ -25,7 +25,7 @@ from ..kernels.compiled.work_list import LIST_THREADS
 from ..kernels.estimate import clock_speed_of, streaming_of
 from ..kernels.launcher import Block, LauncherKind, launcher_sources
 from ..kernels.ready.limits import FIELD_END, GRID_END, MOST_ROWS
-from ..problem.dtypes import BF8_NAMES, DTYPE_BYTES, FP8_NAMES, plain_out_dtype
+from ..problem.dtypes import BF8_NAMES, DTYPE_BYTES, FP8_NAMES
 from ..problem.problem import MAX_HDIM, Direction, Mode
 from ..problem.score_features import (
     NUMBER_FEATURES,
@@ -192,7 +192,6 @@ def _calls(
             "dtype_names": _quoted(_DTYPES),
             "dtypes_of_rows": ", ".join(f"KernelDtype::{x}" for x in _READY_DTYPES.values()),
             "input_bytes": ", ".join(str(DTYPE_BYTES[x]) for x in _DTYPES),
-            "result_bytes": ", ".join(str(DTYPE_BYTES[plain_out_dtype(x)]) for x in _DTYPES),
             "score_dtype_names": _quoted(_SCORE_DTYPES),
             "score_dtype_bytes": ", ".join(str(DTYPE_BYTES.get(x, 1)) for x in _SCORE_DTYPES),
             "fp8_dtypes": _forms(FP8_NAMES.values()),

@@ -84,7 +84,7 @@ class ForwardArguments(ctypes.Structure):
     _fields_ = [
         *_SHARED,
         *(("out", ctypes.c_void_p), ("out_strides", Strides), ("lse", ctypes.c_void_p)),
-        ("key_type", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("key_type", "out_dtype")),
         *((name, Descale) for name in ("q_descale", "k_descale", "v_descale", "p_descale")),
         ("block_table", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("block_table_stride", "page_size", "num_pages")),

@@ -110,6 +110,7 @@ PARITY = (
         is_split=True,
     ),
     Parity("fp8", "fwd -prec=fp8 -b=2 -h=2 -d=128 -s=128 -vlayout=c -squant=1 -init=3 -lse=1"),
+    Parity("fp8 and fp32", "fwd -prec=fp8fp32 -b=1 -h=2 -d=40 -s=17..70 -s_k=90 -squant=1 -lse=1"),
     Parity("bf8", f"{_SMALL.replace('bf16', 'bf8')} -mask=2 -init=3 -squant=1", {"mask": 2}),
     Parity(
         "backward",
@@ -133,8 +134,10 @@ class Saved:
         """Read what a program with these arguments left, whose ``scores`` are this option."""
         self._folder, self._scores = folder, scores
         given = dict(x[1:].split("=") for x in arguments)
-        self._dtype = _PREFIXES[given["prec"]]
-        self.out_dtype = torch.bfloat16 if self._dtype in _8_BITS.values() else self._dtype
+        prec = given["prec"]
+        is_short = prec[:3] in _8_BITS
+        self._dtype = _PREFIXES[prec[:3] if is_short else prec]
+        self.out_dtype = _PREFIXES[prec[3:] or "bf16"] if is_short else self._dtype
         self.new_keys = int(given.get("s_knew", 0))
         self.is_group = given.get("mode") == "1" or self.new_keys > 0
         self.heads_q = int(given["h"])
@@ -233,6 +236,8 @@ def called_in_python(parity: Parity, saved: Saved) -> tuple[str, dict[str, Tenso
             kernel = explain_bwd(*inputs, **options).plan.kernel
             gradients = fmha_bwd(*inputs, **options)
             return kernel, dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+        if saved.out_dtype not in (q.dtype, torch.bfloat16):
+            options["out"] = torch.full_like(saved.tensor("out", saved.out_dtype), torch.nan)
         kernel = explain(q, k, v, **options).plan.kernel
         out, lse = fmha_fwd(q, k, v, return_lse=True, **options)
         return kernel, {"out": out, "lse": lse}

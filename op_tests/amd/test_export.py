@@ -465,6 +465,7 @@ FP8_CALL = {"dtype": 2, "hdim_q": 128, "hdim_v": 128} | {
         ({"out_accum": 1, "num_splits": 2}, "invalid_argument: lse_accum is null"),
         ({"out_accum": 1, "lse_accum": 1}, "invalid_argument: num_splits is 0"),
         ({"key_type": 4}, "invalid_argument: key_type is 4"),
+        ({"out_dtype": 2, "dtype": 2}, "invalid_argument: out_dtype is fp8_e4m3fnuz; outputs"),
         ({"key_type": 1, "dtype": 2}, "invalid_argument: key_type is given, and q has 8 bits"),
         ({"num_splits": -1}, "invalid_argument: num_splits is -1"),
         ({"num_splits": 1025}, "unsupported: num_splits is 1025"),

@@ -82,6 +82,8 @@ EXPORTED = (
     FORWARD._replace(dtypes=("fp16",), hdims=((72, 40),), kv_dtype="int8", features=(("alibi",),)),
     FORWARD._replace(dtypes=("bf16",), hdims=((576, 512),), modes=("gm1",)),
     FORWARD._replace(dtypes=("fp8",), hdims=((72, 40),)),
+    FORWARD._replace(dtypes=("fp8",), hdims=((72, 40),), out_dtype="fp16"),
+    FORWARD._replace(dtypes=("bf8",), hdims=((40, 40),), features=(("bias",),), out_dtype="fp32"),
     FORWARD._replace(
         dtypes=("int8",),
         hdims=((64, 40),),
@@ -164,6 +166,8 @@ KINDS = (
     kind("gfx950", "fp32", (24, 24), 0, ()),
     kind("gfx950", "fp16", (300, 280), 0, ()),
     kind("gfx950", "fp8", (72, 40), 0, (), scales="each sequence and key head"),
+    kind("gfx950", "fp8", (72, 40), 0, (), scales="one", given_out="fp16"),
+    kind("gfx950", "bf8", (40, 40), 0, ("bias",), scales="each head", given_out="fp32"),
     kind("gfx950", "int8", (64, 40), 0, (), scales="one"),
     kind("gfx950", "bf16", (72, 40), 0, (), kv_dtype="fp8", scales="one"),
     kind("gfx950", "bf16", (72, 40), 0, (), kv_dtype="bf8", scales="each head"),
@@ -249,6 +253,7 @@ def check_forward(calls: ExportedCalls, call: CompiledCall, given: Inputs) -> No
     arguments = arguments_of(call, given, ForwardArguments)
     arguments.num_splits = call.num_splits
     arguments.key_type = KEY_TYPES.index(call.kv_dtype)
+    arguments.out_dtype = DTYPES[DTYPE_NAMES[given.out.dtype]]
     set_descales(arguments, given)
     lse = torch.full((*given.q.shape[:-3], call.heads[0], given.q.shape[-3]), torch.nan)
     set_tensor(arguments, "out", given.out)
@@ -745,6 +750,7 @@ def test_the_workspace_of_splits(calls):
         ({"bias": 1, "bias_dtype": 3}, ".* --features bias --bias-dtype fp32 has it"),
         ({"bias": 1, "bias_dtype": 1}, ".* --features bias has it"),
         ({"mask": 0}, ".* --mask none --mode gm0 --features plain has it"),
+        ({"dtype": 5, "out_dtype": 1}, ".* --dtype int8 --out-dtype fp16 --hdims 96x40 "),
         ({"dropout_p": 0.5}, ".*, dropout, .* --hdims 96x40 .* --features dropout has it"),
         (
             {"bias": 1, "logit_softcap": 2.0},

@@ -42,6 +42,7 @@ EXPORTED = (
     ),
     FORWARD._replace(dtypes=("fp32", "int8"), hdims=((24, 24),), masks=NONE),
     FORWARD._replace(dtypes=("bf8",), masks=CAUSAL),
+    FORWARD._replace(dtypes=("fp8",), hdims=((40, 40),), masks=NONE, out_dtype="fp32"),
     FORWARD._replace(masks=NONE, features=(("bias",),)),
     BACKWARD._replace(features=(("alibi", "dropout"), ("bias",))),
     BACKWARD._replace(dtypes=("fp16",), hdims=((80, 80),), modes=("gm1",)),

@@ -51,8 +51,8 @@ inline const std::vector<Option>& common_options() {
        "head; "
        "a, 2: ALiBi slopes of each head; a:1, of each sequence and head"},
       {"prec", "fp16",
-       "fp16, bf16, fp32; in forward int8, or fp8 or bf8 in the form that the chip has, with bf16 "
-       "outputs"},
+       "fp16, bf16, fp32; in forward int8, or fp8 or bf8 in the form that the chip has, with "
+       "outputs of bf16, or of the type behind it, as in fp8fp16, fp8bf16, fp8fp32"},
       {"mask", "0",
        "0: none; 1, t: causal, top-left; 2, b: causal, bottom-right; t:l,r and b:l,r: keys from l "
        "left to r right of that diagonal, -1 being open; xt:w, xb:w: w keys around it, or causal "
@@ -207,6 +207,7 @@ struct KeyCache {
 
 struct Problem {
   jitfmha::MhaArgs args;  // without addresses
+  jitfmha::DataType out_dtype;
   KeyCache cache;
   Descales descales;
   Scores scores;
@@ -367,7 +368,7 @@ inline std::vector<Bits> set_scores(const Options& options, Problem& problem,
       }
     return bits;
   }
-  const jitfmha::DataType dtype = output_dtype(args.dtype);
+  const jitfmha::DataType dtype = problem.out_dtype;
   args.bias_dtype = dtype == jitfmha::DataType::bf16   ? jitfmha::ScoreType::bf16
                     : dtype == jitfmha::DataType::fp16 ? jitfmha::ScoreType::fp16
                                                        : jitfmha::ScoreType::fp32;
@@ -418,13 +419,37 @@ inline KeyCache cache_of(const Options& options, std::mt19937& random) {
   return cache;
 }
 
+// A type of 8 bits may have that of outputs behind it, as CK's fp8fp32 has.
+inline void set_types(const Options& options, Problem& problem) {
+  using jitfmha::DataType;
+  const auto with_outputs = [](const std::string& name) {
+    return std::vector<std::string>{name, name + "bf16", name + "fp16", name + "fp32"};
+  };
+  DataType& dtype = problem.args.dtype;
+  dtype = static_cast<DataType>(options.choice("prec", {{"bf16"},
+                                                        {"fp16"},
+                                                        with_outputs("fp8"),
+                                                        {},
+                                                        {"fp32"},
+                                                        with_outputs("int8"),
+                                                        with_outputs("bf8")}));
+  problem.out_dtype = dtype;
+  if (!has_8_bits(dtype)) return;
+  const std::string text = options.text("prec");
+  const auto ends_with = [&](const std::string& end) {
+    return text.size() > end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+  };
+  problem.out_dtype = ends_with("fp16")   ? DataType::fp16
+                      : ends_with("fp32") ? DataType::fp32
+                                          : DataType::bf16;
+  if (is_fp8(dtype)) check(jitfmha::native_fp8(&dtype));
+  if (is_bf8(dtype)) check(jitfmha::native_bf8(&dtype));
+}
+
 inline Problem problem_of(const Options& options, std::mt19937& random) {
   Problem problem;
   jitfmha::MhaArgs& args = problem.args;
-  args.dtype = static_cast<jitfmha::DataType>(
-      options.choice("prec", {{"bf16"}, {"fp16"}, {"fp8"}, {}, {"fp32"}, {"int8"}, {"bf8"}}));
-  if (is_fp8(args.dtype)) check(jitfmha::native_fp8(&args.dtype));
-  if (is_bf8(args.dtype)) check(jitfmha::native_bf8(&args.dtype));
+  set_types(options, problem);
   KeyCache& cache = problem.cache = cache_of(options, random);
   bool has_lengths = options.flag("mode");  // of each sequence
   if (has_lengths && cache.is_appended()) {
@@ -591,8 +616,8 @@ struct Inputs {
         cu_rooms_k(problem.cu_rooms_k),
         pages(std::vector<std::int32_t>(problem.pages.begin(), problem.pages.end())),
         rng_state(std::vector<std::uint64_t>{problem.drop_seed, problem.drop_offset}),
-        scores(stored(scores, problem.scores.slopes.empty() ? output_dtype(problem.args.dtype)
-                                                            : jitfmha::DataType::fp32)),
+        scores(stored(scores,
+                      problem.scores.slopes.empty() ? problem.out_dtype : jitfmha::DataType::fp32)),
         has_bias(problem.args.bias_query > 0),
         has_slopes(!problem.scores.slopes.empty()) {
     q.save_to(options, "q");

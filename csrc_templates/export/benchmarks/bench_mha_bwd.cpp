@@ -74,11 +74,10 @@ bool run(const Options& options) {
   options.choice("bwd_v3", {{"0"}, {"1"}, {"2"}});
   options.flag("v3_atomic_fp32");
   options.flag("v3_spec");
-  for (const char* const dtype : {"fp8", "int8", "bf8"})
-    if (options.text("prec") == dtype) options.refuse("prec");
   std::mt19937 random = random_of(options);
   hip::set_device(static_cast<int>(options.number("device")));
   Problem problem = problem_of(options, random);
+  if (has_8_bits(problem.args.dtype)) options.refuse("prec");
   const std::vector<Bits> scores = set_scores(options, problem, random);
   const Inputs inputs(options, problem, scores, random);
   jitfmha::MhaBwdArgs args;

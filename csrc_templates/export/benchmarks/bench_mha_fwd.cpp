@@ -76,6 +76,7 @@ bool run(const Options& options) {
   std::optional<AppendedKeys> appended;
   if (problem.cache.is_appended()) appended.emplace(options, problem, inputs, random);
   static_cast<jitfmha::MhaArgs&>(args) = problem.args;
+  args.out_dtype = problem.out_dtype;
   inputs.put_scores_into(args);
   const hip::Memory sink(std::vector<float>{static_cast<float>(problem.scores.sink)});
   if (!options.text("sink").empty()) args.sink = sink.get<float>();
@@ -102,7 +103,7 @@ bool run(const Options& options) {
   }
   const hip::Memory q_descale(descales.q), k_descale(descales.k), v_descale(descales.v);
   const std::int64_t rows = problem.packs() * args.heads_q * args.seqlen_q;
-  const jitfmha::DataType out_dtype = output_dtype(args.dtype);
+  const jitfmha::DataType out_dtype = problem.out_dtype;
   const hip::Memory device_out(static_cast<std::size_t>(rows * args.hdim_v) * bytes_of(out_dtype));
   const hip::Memory device_lse(static_cast<std::size_t>(rows) * sizeof(float));
   const hip::Memory workspace(plan.workspace_bytes);
@@ -163,7 +164,7 @@ int main(int count, char** texts) {
        {"range_k", "16", "the same of k"},
        {"range_v", "16", "the same of v"},
        {"range_p", "1", "no meaning here: probabilities are not scaled"},
-       {"range_o", "16", "no meaning here: outputs have 16 bits"},
+       {"range_o", "16", "no meaning here: outputs are not scaled"},
        {"num_splits", "1", "of the keys; 0: as many as pay"},
        {"page_block_size", "0", "keys lie in pages of so many; 0: they do not"},
        {"cache_batch_idx", "0",

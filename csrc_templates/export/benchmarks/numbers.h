@@ -32,10 +32,6 @@ inline bool has_8_bits(jitfmha::DataType dtype) {
   return is_fp8(dtype) || is_bf8(dtype) || dtype == jitfmha::DataType::int8;
 }
 
-inline jitfmha::DataType output_dtype(jitfmha::DataType dtype) {
-  return has_8_bits(dtype) ? jitfmha::DataType::bf16 : dtype;
-}
-
 inline std::size_t bytes_of(jitfmha::DataType dtype) {
   return has_8_bits(dtype) ? 1 : dtype == jitfmha::DataType::fp32 ? 4 : 2;
 }
