@@ -482,6 +482,7 @@ FP8_CALL = {"dtype": 2, "hdim_q": 128, "hdim_v": 128} | {
         ({"seqlen_k": 1 << 30}, "unsupported: seqlen_k is 1073741824"),
         ({"k_strides": Strides(0, 1 << 31, 64)}, r"unsupported: k_strides\.seq is 2147483648"),
         ({"k_strides": Strides(0, -1, 64)}, r"invalid_argument: k_strides\.seq is -1"),
+        (FP8_CALL | {"out_dtype": 1}, "unsupported: no kernel .* --dtype fp8 --out-dtype fp16 "),
         (FP8_CALL | {"v_descale": Descale(1, 0, -1)}, r"invalid_argument: v_descale\.head is -1"),
         (FP8_CALL | {"v_descale": Descale(1, 0, 1 << 30)}, r"unsupported: v_descale\.head is 1073"),
     ],
