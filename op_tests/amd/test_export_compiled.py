@@ -493,6 +493,19 @@ def test_pages(page_size, kernel, calls, rng):
     packed = [unpaged(x, table, lengths_k) for x in (k, v)]
     expected = attention_packed(q, *packed, *sequences.spans, **options)
     assert_near((out, lse), expected, q, *packed, options)
+    of_table = out.clone(), lse.clone()
+    counts = [-(-count // page_size) for count in lengths_k]
+    lists = torch.cat([row[:count] for row, count in zip(table, counts, strict=True)])
+    arguments.block_table, arguments.block_table_stride = lists.data_ptr(), -1
+    with pytest.raises(CallError, match=r"^invalid_argument: cu_seqlens_k_padded, .* is null"):
+        calls.launch(arguments)
+    starts = torch.tensor([0, *counts]).cumsum(0).int()
+    set_tensor(arguments, "cu_seqlens_k_padded", starts)
+    out.fill_(torch.nan)
+    lse.fill_(torch.nan)
+    launch(calls, "gfx950", arguments, "batch_prefill")
+    assert torch.equal(out, of_table[0])
+    assert torch.equal(lse, of_table[1])
 
 
 def test_packed_pages_are_those_of_python(calls, rng):
@@ -662,8 +675,8 @@ def test_persistent_kernels_are_those_of_python(is_group, heads, tmp_path, rng, 
     assert "_listed_" in kernel
     assert ("_stacked_" in kernel) == stacks
     arguments.workspace = 0
-    needed = f"{arguments.workspace_bytes} bytes"
-    with pytest.raises(CallError, match=rf"^invalid_argument: workspace is null.* {needed}.* plain"):
+    said = f"workspace is null.* {arguments.workspace_bytes} bytes. .* plain has it"
+    with pytest.raises(CallError, match=f"^invalid_argument: {said}"):
         calls.launch(arguments)
 
 
