@@ -86,6 +86,8 @@ def kernel_in_python(chip: str, call: dict[str, Any], *, is_group: bool) -> str:
         return str(explain(q, k, k, **options).plan.kernel)
     lse = torch.empty(*before, call["heads_q"], call["seqlen_q"], device="meta")
     options["deterministic"] = call["deterministic"]
+    if call["sink"]:
+        options["sink"] = torch.empty(call["heads_q"], device="meta")
     return str(explain_bwd(q, q, k, k, q, lse, **options).plan.kernel)
 
 
@@ -116,6 +118,7 @@ def test_the_choice_is_that_of_python(arch, tmp_path, seed, request):
         call = drawn_call(drawn, is_group=is_group, has_all=has_all)
         if is_backward:
             call["deterministic"] = drawn.random() < 0.5
+            call["sink"] = drawn.choice((None, None, None, 8))  # an address, which nobody reads
         device = drawn.choice(devices)
         assert load("plain").hipSetDevice(DEVICES[device]) == 0
         expected = kernel_in_python(VIRTUAL_NODE[device], call, is_group=is_group)
