@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from packed_pages import packed_keys, packed_values
 from torch import Tensor
 from untyped import explain, explain_bwd, flash_attn_with_kvcache, fmha_bwd, fmha_fwd
 
 from jitfmha import emulate
 
 ARCH = "gfx942"
-_8_BITS = {"fp8": torch.float8_e4m3fnuz, "bf8": torch.float8_e5m2fnuz}
+_8_BITS = {"fp8": torch.float8_e4m3fnuz, "bf8": torch.float8_e5m2fnuz, "int8": torch.int8}
 _PREFIXES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, **_8_BITS}
 
 
@@ -86,6 +87,11 @@ PARITY = (
         "-lse=1",
     ),
     Parity(
+        "lists of packed pages",
+        "fwd -prec=bf16 -mode=1 -h=3 -d=32 -s=100,20..60 -s_k=130..160,300 -page_block_size=16 "
+        "-kv_memory_layout=vectorized -kv_lookup_table=sglang -lse=1",
+    ),
+    Parity(
         "chunked prefill",
         "fwd -prec=bf16 -mode=1 -h=2 -d=32 -s=130..180,1..5,1..5 -s_k=190..260,1..300,40..90 "
         "-page_block_size=16 -mask=2 -lse=1",
@@ -113,6 +119,12 @@ PARITY = (
     Parity("fp8 and fp32", "fwd -prec=fp8fp32 -b=1 -h=2 -d=40 -s=17..70 -s_k=90 -squant=1 -lse=1"),
     Parity("bf8", f"{_SMALL.replace('bf16', 'bf8')} -mask=2 -init=3 -squant=1", {"mask": 2}),
     Parity(
+        "scales of tokens",
+        "fwd -prec=int8 -b=2 -h=2 -d=24 -s=17..70 -s_k=70..90 -init=uf:q -scale_s=1e-4 "
+        "-qscale=pth -lse=1",
+        {"softmax_scale": torch.tensor(1e-4).item()},
+    ),
+    Parity(
         "backward",
         "bwd -prec=bf16 -b=1 -h=4 -h_k=2 -d=64 -s=100..160 -mask=2 -deterministic=1",
         {"mask": "causal", "deterministic": True},
@@ -135,9 +147,13 @@ class Saved:
         self._folder, self._scores = folder, scores
         given = dict(x[1:].split("=") for x in arguments)
         prec = given["prec"]
-        is_short = prec[:3] in _8_BITS
-        self._dtype = _PREFIXES[prec[:3] if is_short else prec]
-        self.out_dtype = _PREFIXES[prec[3:] or "bf16"] if is_short else self._dtype
+        of_8_bits = next((name for name in _8_BITS if prec.startswith(name)), "")
+        self._dtype = _PREFIXES[of_8_bits or prec]
+        of_out = prec.removeprefix(of_8_bits) or "bf16"
+        self.out_dtype = _PREFIXES[of_out] if of_8_bits else self._dtype
+        self.has_packed_pages = given.get("kv_memory_layout") == "vectorized"
+        self._has_lists = given.get("kv_lookup_table") == "sglang"
+        self._has_token_scales = given.get("qscale") == "pth"
         self.new_keys = int(given.get("s_knew", 0))
         self.is_group = given.get("mode") == "1" or self.new_keys > 0
         self.heads_q = int(given["h"])
@@ -178,10 +194,17 @@ class Saved:
         if self.is_group:
             options |= {x: self.flat(x, torch.int32) for x in ("cu_seqlens_q", "cu_seqlens_k")}
         if self.page_size:
-            options["block_table"] = self.flat("block_table", torch.int32).view(self.batch, -1)
+            table = self.flat("block_table", torch.int32)
+            options["block_table"] = table if self._has_lists else table.view(self.batch, -1)
+            if self._has_lists:
+                starts = self.flat("cu_seqlens_k_padded", torch.int32)
+                options["cu_seqlens_k_padded"] = starts
         if self._dtype in _8_BITS.values():
             for name in ("q_descale", "k_descale", "v_descale"):
-                options[name] = self.flat(name, torch.float32).view(self.batch, self.heads_k)
+                scales = self.flat(name, torch.float32)
+                of_tokens = self._has_token_scales and name[0] != "q"
+                shape = (self.batch, -1, self.heads_k, 1) if of_tokens else (self.batch, -1)
+                options[name] = scales.view(shape)
         if self._scores == "alibi_slopes":
             options[self._scores] = self.flat("scores", torch.float32)
         elif self._scores == "bias":
@@ -227,6 +250,8 @@ def called_in_python(parity: Parity, saved: Saved) -> tuple[str, dict[str, Tenso
         return appended_in_python(parity, saved)
     options = {**parity.options, **saved.options()}
     q, k, v = (saved.tensor(name) for name in ("q", "k", "v"))
+    if saved.has_packed_pages:
+        k, v = packed_keys(k), packed_values(v)
     if saved.is_group:
         lengths = (options[x].diff().max().item() for x in ("cu_seqlens_q", "cu_seqlens_k"))
         options["max_seqlen_q"], options["max_seqlen_k"] = lengths

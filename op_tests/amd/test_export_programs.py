@@ -41,10 +41,14 @@ EXPORTED = (
         dtypes=("fp8",), hdims=((128, 128),), masks=NONE, features=(("column_major_v",),)
     ),
     FORWARD._replace(dtypes=("fp32", "int8"), hdims=((24, 24),), masks=NONE),
+    FORWARD._replace(modes=("gm1",), masks=NONE, features=(("packed_pages",),)),
+    FORWARD._replace(
+        dtypes=("int8",), hdims=((24, 24),), masks=NONE, features=(("token_descales",),)
+    ),
     FORWARD._replace(dtypes=("bf8",), masks=CAUSAL),
     FORWARD._replace(dtypes=("fp8",), hdims=((40, 40),), masks=NONE, out_dtype="fp32"),
     FORWARD._replace(masks=NONE, features=(("bias",),)),
-    BACKWARD._replace(features=(("alibi", "dropout"), ("bias",))),
+    BACKWARD._replace(features=(("alibi", "dropout"), ("bias",), ("sinks",))),
     BACKWARD._replace(dtypes=("fp16",), hdims=((80, 80),), modes=("gm1",)),
     BACKWARD._replace(dtypes=("fp32",), hdims=((72, 72),)),
 )
@@ -91,6 +95,7 @@ fwd -prec=bf16 -b=3 -h=2 -d=32 -s=2 -s_k=40 -s_knew=-1 -cache_batch_idx=1 -mask=
 fwd -prec=bf16 -b=2 -h=2 -d=32 -s=7 -s_k=40 -rotary_dim=8 -mask=2 -iperm=0
 fwd -prec=bf16 -b=2 -h=2 -d=32 -s=7 -s_k=40 -page_block_size=5 -mode=0
 fwd -prec=bf16 -d=32 -b=2 -h=4 -h_k=2 -s=30 -s_k=76 -sink=1.0 -lse=1 -causal=1 -via=direct
+bwd -prec=bf16 -b=2 -h=4 -h_k=2 -d=32 -s=40 -s_k=30 -mask=2 -sink_grad=1
 bwd -prec=bf16 -b=1 -h=2 -d=32 -s=40 -s_k=50 -bias=e:2 -dbias=1 -mask=xb:8 -init=tf
 bwd -prec=fp32 -b=1 -h=2 -h_k=1 -d=72 -s=40 -s_k=50 -mask=g:9,30 -deterministic=1
 """

@@ -184,9 +184,11 @@ struct Sequence {
   std::int64_t begin_q, begin_k, rows_q, rows_k;  // groups: in the packs
 };
 
-// Of 8-bit tensors: for each sequence and head of k; of other tensors none.
+// Of 8-bit tensors: for each sequence and head of k, or of k and v for each row as they lie in
+// memory and head; of other tensors none.
 struct Descales {
   std::vector<float> q, k, v;
+  bool are_of_tokens = false;
 };
 
 // What changes scores, as doubles: a bias as it lies in memory, and slopes of all heads.
@@ -211,8 +213,10 @@ struct Problem {
   KeyCache cache;
   Descales descales;
   Scores scores;
-  std::vector<std::int64_t> pages;  // where keys lie in pages: those of each sequence
-  std::int64_t page_size = 0, pages_of_sequence = 0;
+  std::vector<std::int64_t> pages;        // where keys lie in pages: those of each sequence
+  std::vector<std::int64_t> first_pages;  // of each sequence, among these
+  std::int64_t page_size = 0, pages_of_sequence = 0;  // of lists -1
+  bool has_packed_pages = false;
   std::uint64_t drop_seed = 0, drop_offset = 0;
   std::vector<Sequence> sequences;
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;
@@ -238,11 +242,26 @@ struct Problem {
     return of.empty() ? 1 : of[static_cast<std::size_t>(n * args.heads_k + key_head)];
   }
 
+  // The same of those of a key.
+  double descale_of_key(const std::vector<float>& of, std::int64_t n, std::int64_t j,
+                        std::int64_t key_head) const {
+    if (!descales.are_of_tokens) return descale(of, n, key_head);
+    const auto [batch, row] = key_at(n, j);
+    return of[static_cast<std::size_t>((batch * rows_of_keys() + row) * args.heads_k + key_head)];
+  }
+
+  // Of a batch or page, and how many of these there are.
+  std::int64_t rows_of_keys() const { return page_size ? page_size : args.seqlen_k; }
+  std::int64_t packs_of_keys() const {
+    return page_size ? static_cast<std::int64_t>(pages.size()) : packs();
+  }
+
   // Where a key of a sequence is: its batch, or page, and row.
   std::pair<std::int64_t, std::int64_t> key_at(std::int64_t n, std::int64_t j) const {
     if (page_size)
-      return {pages[static_cast<std::size_t>(n * pages_of_sequence + j / page_size)],
-              j % page_size};
+      return {
+          pages[static_cast<std::size_t>(first_pages[static_cast<std::size_t>(n)] + j / page_size)],
+          j % page_size};
     return {is_group() ? 0 : n, sequences[static_cast<std::size_t>(n)].begin_k + j};
   }
 
@@ -583,15 +602,38 @@ inline std::vector<Bits> drawn(const Options& options, jitfmha::DataType dtype, 
   return values;
 }
 
+// How packed pages lie in memory: rows and columns that a page has of a head, 0 of other tensors.
+struct PackedPages {
+  std::int64_t rows = 0, columns = 0;
+  bool are_of_values = false;
+
+  // In pieces of 16 bytes: of columns of keys, or of rows of values.
+  std::vector<Bits> packed(const std::vector<Bits>& bits, jitfmha::DataType dtype) const {
+    if (rows == 0) return bits;
+    const std::int64_t piece = 16 / static_cast<std::int64_t>(bytes_of(dtype));
+    const std::int64_t count = rows * columns;
+    std::vector<Bits> found(bits.size());
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(bits.size()); ++i) {
+      const std::int64_t row = i % count / columns, column = i % columns;
+      const std::int64_t place = are_of_values
+                                     ? (row / piece * columns + column) * piece + row % piece
+                                     : (column / piece * rows + row) * piece + column % piece;
+      found[static_cast<std::size_t>(i - i % count + place)] = bits[static_cast<std::size_t>(i)];
+    }
+    return found;
+  }
+};
+
 // A tensor of random values, on the host and on the device. Batches lie one behind the other.
 struct Drawn {
   Drawn(const Options& options, const Problem& problem, const jitfmha::Strides& strides,
-        std::int64_t count, std::mt19937& random, std::int64_t column_stride = 1)
+        std::int64_t count, std::mt19937& random, std::int64_t column_stride = 1,
+        const PackedPages& pages = {})
       : dtype(problem.args.dtype),
         bits(drawn(options, dtype, count * strides.batch, random)),
         values(widened(bits, dtype)),
         view{values, strides, column_stride},
-        memory(stored(bits, dtype)) {}
+        memory(stored(pages.packed(bits, dtype), dtype)) {}
   void save_to(const Options& options, const char* name) const {
     save(options, name, stored(bits, dtype));
   }
@@ -608,9 +650,10 @@ struct Inputs {
   Inputs(const Options& options, const Problem& problem, const std::vector<Bits>& scores,
          std::mt19937& random)
       : q(options, problem, problem.args.q_strides, problem.packs(), random),
-        k(options, problem, problem.args.k_strides, packs_of_keys(problem), random),
-        v(options, problem, problem.args.v_strides, packs_of_keys(problem), random,
-          problem.args.v_column),
+        k(options, problem, problem.args.k_strides, problem.packs_of_keys(), random, 1,
+          pages_of(problem, problem.args.hdim_q, false)),
+        v(options, problem, problem.args.v_strides, problem.packs_of_keys(), random,
+          problem.args.v_column, pages_of(problem, problem.args.hdim_v, true)),
         cu_seqlens_q(problem.cu_seqlens_q),
         cu_seqlens_k(problem.cu_seqlens_k),
         cu_rooms_k(problem.cu_rooms_k),
@@ -658,8 +701,9 @@ struct Inputs {
   bool has_bias, has_slopes;
 
  private:
-  static std::int64_t packs_of_keys(const Problem& problem) {
-    return problem.page_size ? static_cast<std::int64_t>(problem.pages.size()) : problem.packs();
+  static PackedPages pages_of(const Problem& problem, std::int64_t columns, bool are_of_values) {
+    if (!problem.has_packed_pages) return {};
+    return {problem.page_size, columns, are_of_values};
   }
 };
 
@@ -696,8 +740,7 @@ inline Row row_of(const Problem& problem, const Inputs& inputs, std::int64_t n, 
   const Sequence& of = problem.sequences[static_cast<std::size_t>(n)];
   const std::int64_t batch = problem.is_group() ? 0 : n;
   const std::int64_t key_head = head / (problem.args.heads_q / problem.args.heads_k);
-  const double scale = problem.scale * problem.descale(problem.descales.q, n, key_head) *
-                       problem.descale(problem.descales.k, n, key_head);
+  const double scale = problem.scale * problem.descale(problem.descales.q, n, key_head);
   Row row = {std::vector<double>(static_cast<std::size_t>(of.rows_k), -HUGE_VAL), -HUGE_VAL};
   double largest = problem.scores.sink;
   for (std::int64_t j = 0; j < of.rows_k; ++j) {
@@ -707,7 +750,7 @@ inline Row row_of(const Problem& problem, const Inputs& inputs, std::int64_t n, 
     for (std::int64_t d = 0; d < problem.args.hdim_q; ++d)
       score += inputs.q.view(batch, head, of.begin_q + i, d) *
                inputs.k.view(place_k, key_head, row_k, d);
-    score *= scale;
+    score *= scale * problem.descale_of_key(problem.descales.k, n, j, key_head);
     if (const double cap = problem.scores.softcap) score = cap * std::tanh(score / cap);
     score += problem.added(n, head, i, j);
     row.probabilities[static_cast<std::size_t>(j)] = score;
@@ -750,10 +793,10 @@ inline Forward forward_of(const Problem& problem, const Inputs& inputs,
     const Sequence& of = problem.sequences[static_cast<std::size_t>(n)];
     const Row row = row_of(problem, inputs, n, head, i);
     const std::size_t to = place(strides, batch, head, of.begin_q + i);
-    const double descale = problem.descale(problem.descales.v, n, key_head);
     for (std::int64_t j = 0; j < of.rows_k; ++j) {
-      const double p =
-          row.probabilities[static_cast<std::size_t>(j)] * problem.kept(n, head, i, j) * descale;
+      const double p = row.probabilities[static_cast<std::size_t>(j)] *
+                       problem.kept(n, head, i, j) *
+                       problem.descale_of_key(problem.descales.v, n, j, key_head);
       if (p == 0) continue;
       const auto [place_v, row_v] = problem.key_at(n, j);
       for (std::int64_t d = 0; d < args.hdim_v; ++d)

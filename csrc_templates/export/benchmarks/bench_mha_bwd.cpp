@@ -13,6 +13,7 @@ using namespace bench;
 struct Gradients {
   std::vector<double> dq, dk, dv;
   std::vector<double> dbias;  // of each score
+  std::vector<double> dsink;  // of each head
 };
 
 // How many keys a row of the gradient of scores has.
@@ -29,7 +30,8 @@ Gradients gradients_of(const Problem& problem, const Inputs& inputs, const View&
   Gradients sums = {std::vector<double>(inputs.q.values.size()),
                     std::vector<double>(inputs.k.values.size()),
                     std::vector<double>(inputs.v.values.size()),
-                    std::vector<double>(static_cast<std::size_t>(scores_of(problem)))};
+                    std::vector<double>(static_cast<std::size_t>(scores_of(problem))),
+                    std::vector<double>(static_cast<std::size_t>(args.heads_q))};
   const std::int64_t keys = keys_of(problem);
   for_queries(problem, [&](auto n, auto batch, auto head, auto key_head, auto i) {
     const Sequence& of = problem.sequences[static_cast<std::size_t>(n)];
@@ -45,6 +47,8 @@ Gradients gradients_of(const Problem& problem, const Inputs& inputs, const View&
       dp[at] *= problem.kept(n, head, i, j);
       delta += row.probabilities[at] * dp[at];
     }
+    if (!std::isinf(problem.scores.sink))
+      sums.dsink[static_cast<std::size_t>(head)] -= std::exp(problem.scores.sink - row.lse) * delta;
     for (std::int64_t j = 0; j < of.rows_k; ++j) {
       const auto at = static_cast<std::size_t>(j);
       if (row.probabilities[at] == 0) continue;
@@ -79,10 +83,20 @@ bool run(const Options& options) {
   Problem problem = problem_of(options, random);
   if (has_8_bits(problem.args.dtype)) options.refuse("prec");
   const std::vector<Bits> scores = set_scores(options, problem, random);
+  const bool has_sink = options.flag("sink_grad");
+  if (has_sink) problem.scores.sink = std::uniform_real_distribution<float>(-1, 1)(random);
   const Inputs inputs(options, problem, scores, random);
   jitfmha::MhaBwdArgs args;
   static_cast<jitfmha::MhaArgs&>(args) = problem.args;
   inputs.put_scores_into(args);
+  const std::vector<float> sinks(static_cast<std::size_t>(has_sink ? args.heads_q : 0),
+                                 static_cast<float>(problem.scores.sink));
+  const hip::Memory sink(sinks), dsink(sinks.size() * sizeof(float));
+  if (has_sink) {
+    args.sink = sink.get<float>();
+    args.sink_head = 1;
+    args.dsink = dsink.get<float>();
+  }
   args.out_strides = args.dout_strides =
       problem.strides(problem.is_output_by_head, args.heads_q, args.seqlen_q, args.hdim_v);
   args.dq_strides = args.q_strides;
@@ -116,6 +130,7 @@ bool run(const Options& options) {
   const hip::Memory dbias(zeros);
   if (has_dbias) args.dbias = dbias.get<float>();
 
+  save(options, "sink", sinks);
   save(options, "out", stored(out, args.dtype));
   save(options, "lse", lse);
   const double allowed = args.dtype == jitfmha::DataType::bf16 ? 2e-2 : 4e-3;
@@ -123,14 +138,18 @@ bool run(const Options& options) {
                                  {"dk", dk, args.dtype, allowed},
                                  {"dv", dv, args.dtype, allowed}};
   if (has_dbias) results.push_back({"dbias", dbias, jitfmha::DataType::fp32, allowed});
+  if (has_sink) results.push_back({"dsink", dsink, jitfmha::DataType::fp32, allowed});
   return run_and_compare(
       options, problem, plan, 3 * args.hdim_q + 2 * args.hdim_v,
       inputs.bytes() + dout.memory.bytes() + device_out.bytes() + device_lse.bytes(),
       [&] { check(jitfmha::mha_bwd(args, nullptr)); }, results,
       [&] {
         Gradients exact = gradients_of(problem, inputs, dout.view);
-        return std::vector<std::vector<double>>{std::move(exact.dq), std::move(exact.dk),
-                                                std::move(exact.dv), std::move(exact.dbias)};
+        std::vector<std::vector<double>> all = {std::move(exact.dq), std::move(exact.dk),
+                                                std::move(exact.dv)};
+        if (has_dbias) all.push_back(std::move(exact.dbias));
+        if (has_sink) all.push_back(std::move(exact.dsink));
+        return all;
       });
 }
 
@@ -141,6 +160,7 @@ int main(int count, char** texts) {
       count, texts,
       {{"deterministic", "0", "1: dq is added up in one order"},
        {"dbias", "0", "1: also the gradient of each score, where a bias is added"},
+       {"sink_grad", "0", "1: each head has a sink, and it has a gradient"},
        {"bwd_v3", "0", "0 to 2: no meaning here: the library decides which kernels are taken"},
        {"v3_atomic_fp32", "1", "0, 1: no meaning here: dq is added up in float32"},
        {"v3_spec", "0", "0, 1: no meaning here: AITER's kernels for special lengths"},

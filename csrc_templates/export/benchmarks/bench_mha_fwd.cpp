@@ -14,44 +14,77 @@ namespace {
 
 using namespace bench;
 
+enum class Scales : std::size_t { none, of_tensors, of_heads, of_tokens };
+
+Scales scales_of(const Options& options) {
+  const auto kind =
+      static_cast<Scales>(options.choice("qscale", {{"n", "0"}, {"pt", "1"}, {"ph"}, {"pth"}}));
+  return options.choice("squant", {{"auto"}, {"0"}, {"1"}}) == 1 ? Scales::none : kind;
+}
+
 // Random ones where -qscale asks for them, or with -squant=1 those of a range of floats.
 std::vector<float> drawn_descales(const Options& options, const Problem& problem,
                                   const std::string& range, std::mt19937& random) {
-  std::size_t kind = options.choice("qscale", {{"n", "0"}, {"pt", "1"}, {"ph"}});
-  const std::size_t squant = options.choice("squant", {{"auto"}, {"0"}, {"1"}});
-  if (squant == 1) kind = 0;
+  const Scales kind = scales_of(options);
+  const bool has_ranges = options.text("squant") == "1";
   std::uniform_real_distribution<float> scales(0.5f, 1.5f);
-  const auto count = static_cast<std::size_t>(problem.args.batch * problem.args.heads_k);
-  float one = kind == 0 ? 1.0f : scales(random);
-  if (squant == 2) one = static_cast<float>(options.real(range) / largest_of(problem.args.dtype));
+  std::int64_t lines = problem.args.batch;
+  if (problem.descales.are_of_tokens && range != "range_q")
+    lines = problem.packs_of_keys() * problem.rows_of_keys();
+  const auto count = static_cast<std::size_t>(lines * problem.args.heads_k);
+  float one = kind == Scales::none ? 1.0f : scales(random);
+  if (has_ranges) one = static_cast<float>(options.real(range) / largest_of(problem.args.dtype));
   std::vector<float> drawn(count, one);
-  if (kind == 2 && squant != 2)
+  if (kind >= Scales::of_heads && !has_ranges)
     for (float& each : drawn) each = scales(random);
   return drawn;
 }
 
 // Puts keys into pages, those of all sequences in any order. Of a cache with an index each sequence
 // is a page.
-void set_pages(Problem& problem, std::mt19937& random) {
+void set_pages(const Options& options, Problem& problem, std::mt19937& random) {
   jitfmha::MhaArgs& args = problem.args;
   const bool has_index = problem.cache.has_index;
   const std::int64_t size =
       has_index ? std::max<std::int64_t>(args.max_seqlen_k, 1) : problem.cache.page_size;
+  const std::int64_t piece = 16 / static_cast<std::int64_t>(bytes_of(args.dtype));
+  const bool is_table_needed = size == 0 || has_index || problem.cache.is_appended();
+  problem.has_packed_pages = options.choice("kv_memory_layout", {{"linear"}, {"vectorized"}}) == 1;
+  const bool are_pieces_whole = size % piece == 0 && args.hdim_q % piece == 0;
+  if (problem.has_packed_pages && (is_table_needed || !are_pieces_whole))
+    options.refuse("kv_memory_layout");
+  const bool has_lists = options.choice("kv_lookup_table", {{"vllm"}, {"sglang"}}) == 1;
+  if (has_lists && is_table_needed) options.refuse("kv_lookup_table");
   if (size == 0) return;
   problem.page_size = size;
-  problem.pages_of_sequence = std::max<std::int64_t>((args.max_seqlen_k + size - 1) / size, 1);
-  problem.pages.resize(static_cast<std::size_t>(args.batch * problem.pages_of_sequence));
+  const std::int64_t most = std::max<std::int64_t>((args.max_seqlen_k + size - 1) / size, 1);
+  problem.pages_of_sequence = has_lists ? -1 : most;
+  std::int64_t count = 0;
+  for (std::size_t n = 0; n < problem.sequences.size(); ++n) {
+    problem.first_pages.push_back(count);
+    if (has_lists) problem.cu_rooms_k[n] = static_cast<std::int32_t>(count);
+    count += has_lists ? (problem.sequences[n].rows_k + size - 1) / size : most;
+  }
+  if (has_lists) problem.cu_rooms_k.back() = static_cast<std::int32_t>(count);
+  problem.pages.resize(static_cast<std::size_t>(std::max<std::int64_t>(count, 1)));
   std::iota(problem.pages.begin(), problem.pages.end(), 0);
   std::shuffle(problem.pages.begin(), problem.pages.end(), random);
-  const bool by_head = problem.is_input_by_head;
+  const bool by_head = problem.is_input_by_head || problem.has_packed_pages;
   args.k_strides = problem.strides(by_head, args.heads_k, size, args.hdim_q);
   args.v_strides = problem.strides(by_head, args.heads_k, size, args.hdim_v);
   if (args.v_column != 1)
     throw std::runtime_error("no kernel has pages of v whose keys are contiguous");
 }
 
-jitfmha::Descale descale_at(const hip::Memory& scales, const Problem& problem) {
-  return {scales.get<float>(), problem.args.heads_k, 1};
+jitfmha::Descale descale_at(const float* scales, const Problem& problem) {
+  return {scales, problem.args.heads_k, 1};
+}
+
+// Of k and v, where tokens may have their own.
+jitfmha::Descale descale_of_keys_at(const float* scales, const Problem& problem) {
+  const std::int64_t heads = problem.args.heads_k;
+  if (!problem.descales.are_of_tokens) return descale_at(scales, problem);
+  return {scales, problem.rows_of_keys() * heads, 1, heads};
 }
 
 double allowed_error(jitfmha::DataType dtype) {
@@ -68,7 +101,7 @@ bool run(const Options& options) {
   options.choice("via", {{"mha_fwd"}, {"direct"}});
   if (options.flag("causal")) problem.args.mask = jitfmha::Mask::causal_bottom_right;
   if (!options.text("sink").empty()) problem.scores.sink = options.real("sink");
-  set_pages(problem, random);
+  set_pages(options, problem, random);
   problem.scores.softcap = options.real("logits_soft_cap");
   problem.args.logit_softcap = static_cast<float>(problem.scores.softcap);
   const std::vector<Bits> scores = set_scores(options, problem, random);
@@ -88,14 +121,18 @@ bool run(const Options& options) {
   if (problem.page_size) {
     args.block_table = inputs.pages.get<std::int32_t>();
     args.block_table_stride = problem.pages_of_sequence;
+    args.has_packed_pages = problem.has_packed_pages;
+    args.cu_seqlens_k_padded = inputs.cu_rooms_k.get<std::int32_t>();
     args.page_size = problem.page_size;
     args.num_pages = static_cast<std::int64_t>(problem.pages.size());
   }
+  Descales& descales = problem.descales;
+  descales.are_of_tokens = has_8_bits(args.dtype) && scales_of(options) == Scales::of_tokens;
+  args.k_descale = args.v_descale = descale_of_keys_at(nullptr, problem);
   jitfmha::MhaPlan plan = planned(args, jitfmha::plan_mha_fwd);
   if (num_splits == 1) plan.num_splits = 1, plan.workspace_bytes = 0;
   if (says_whether_ready(options, "is_v3_check", plan)) return true;
 
-  Descales& descales = problem.descales;
   if (has_8_bits(args.dtype)) {
     descales.q = drawn_descales(options, problem, "range_q", random);
     descales.k = drawn_descales(options, problem, "range_k", random);
@@ -112,9 +149,9 @@ bool run(const Options& options) {
   args.out = device_out.get();
   args.lse = options.flag("lse") ? device_lse.get<float>() : nullptr;
   if (has_8_bits(args.dtype)) {
-    args.q_descale = descale_at(q_descale, problem);
-    args.k_descale = descale_at(k_descale, problem);
-    args.v_descale = descale_at(v_descale, problem);
+    args.q_descale = descale_at(q_descale.get<float>(), problem);
+    args.k_descale = descale_of_keys_at(k_descale.get<float>(), problem);
+    args.v_descale = descale_of_keys_at(v_descale.get<float>(), problem);
   }
 
   save(options, "q_descale", descales.q);
@@ -157,8 +194,7 @@ int main(int count, char** texts) {
        {"via", "mha_fwd", "mha_fwd, direct: no meaning here: which function of AITER is called"},
        {"qscale", "n",
         "8 bits: scales are n, 0: 1; pt, 1: one of each tensor; ph: one of each sequence and head "
-        "of "
-        "k"},
+        "of k; pth: of k and v one of each token and head"},
        {"squant", "auto", "8 bits: 1: scales are those of the ranges; 0: 1; auto: as -qscale says"},
        {"range_q", "16", "-squant=1: the largest float that q stands for"},
        {"range_k", "16", "the same of k"},
@@ -167,6 +203,10 @@ int main(int count, char** texts) {
        {"range_o", "16", "no meaning here: outputs are not scaled"},
        {"num_splits", "1", "of the keys; 0: as many as pay"},
        {"page_block_size", "0", "keys lie in pages of so many; 0: they do not"},
+       {"kv_memory_layout", "linear",
+        "of pages: linear: rows; vectorized: packed ones, of keys (pages, h_k, d / x, page, x) and "
+        "of values (pages, h_k, page / x, d_v, x), x being 16 bytes"},
+       {"kv_lookup_table", "vllm", "of pages: vllm: a table; sglang: lists, one behind the other"},
        {"cache_batch_idx", "0",
         "batches: 1: an index says which sequence of the cache each one is"},
        {"rotary_dim", "0", "numbers of a head of q and of new keys that are rotated; 0: none"},
