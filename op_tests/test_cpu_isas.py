@@ -155,6 +155,22 @@ def test_nan_and_hidden_keys(rng, isa, dtype):
         assert out[:, first:].isnan().all()
 
 
+@FEW_DTYPES
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_value_that_is_not_finite_spoils_its_column_alone(rng, isa, dtype, bad):
+    q, k, v = inputs(rng, dtype, seqlen_q=1, seqlen_k=100)
+    clean = fmha_fwd(q, k, v)
+    # Probabilities and outputs are rounded.
+    bound = 2 * torch.finfo(q.dtype).eps * v.abs().max()
+    for column in (0, 5, HDIM_V - 1):
+        spoiled = v.clone()
+        spoiled[:, 40, :, column] = bad
+        out = fmha_fwd(q, k, spoiled)
+        assert not out[..., column].isfinite().any()
+        others = torch.arange(HDIM_V) != column
+        assert ((out - clean)[..., others].abs() <= bound).all()
+
+
 @pytest.mark.usefixtures("num_threads")
 def test_nan_of_an_earlier_call(rng, isa):
     """Scratch is kept between calls, and padding in it may be where NaN was."""

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from closeness import assert_close, is_same
+from fresh_calls import fresh_calls
 from inputs import DTYPES, lay_out, prefix_sums
 from packed_calls import PREFILL_OPTIONS
 from refusals import refused
@@ -77,6 +78,14 @@ def test_page_sizes(rng, page_size, mask):
 def test_dtypes(rng, dtype):
     it = Paged(rng, 5, dtype)
     it.check(it.call(mask=2), mask=2)
+
+
+@pytest.mark.parametrize("page_size", [7, 40])
+def test_in_the_tile_unit(rng, page_size):
+    """Tiles of a few rows' keys lie in one page or in two, and NaN behind the last ones."""
+    with fresh_calls("amx_emulated"):
+        it = Paged(rng, page_size, "bf16")
+        it.check(it.call(mask=2), mask=2)
 
 
 def test_score_features(rng):

@@ -2,40 +2,59 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 
 #include "products.h"
 #include "tiles.h"
 
 namespace {
 
-// Pairs of bf16 numbers where they are quicker than floats. Where there are tile units, products of
-// pairs in vectors have half the rate of those of floats, and packed pages are for the tiles.
-using FewOperands = std::conditional_t<kTileUnit && !kPackedPages, FloatOperands, Operands>;
-constexpr int kFewVectorElements = kLanes * FewOperands::kElements;
+// Operands of a query, as vectors need them.
+struct QueriesInRows {
+  static constexpr int kStride = padded_depth_of(kHdimQ);
 
-// Operands of a query.
-constexpr int kQueryStride =
-    round_up((kHdimQ + FewOperands::kElements - 1) / FewOperands::kElements, kLanes);
-inline void load_few_query(const Element* from, float* to) {
-  Element edge[kFewVectorElements];
-  for (int d = 0; d < kHdimQ; d += kFewVectorElements)
-    simd::store(to + d / FewOperands::kElements,
-                FewOperands::load_along_row<Dtype>(readable<kHdimQ>(from, d, edge)));
-}
+  // kRows of them from row(at) on.
+  template <int kRows, class Row>
+  static void load(const Row& row, int at, float* to) {
+    Element edge[kVectorElements];
+    for (int i = 0; i < kRows; ++i, to += kStride)
+      for (int d = 0; d < kHdimQ; d += kVectorElements)
+        simd::store(to + d / kOperandElements,
+                    Operands::load_along_row<Dtype>(readable<kHdimQ>(row(at + i), d, edge)));
+  }
+};
 
 // A row of probabilities becomes operands in their place, with zeros behind the last one up to a
 // multiple of kUnit of them.
 template <int kUnit>
 inline void probabilities_to_operands(float* row, int count) {
-  if (FewOperands::kElements == 1 && kUnit == 1) return;
-  const int end = round_up(round_up(count, kUnit), kFewVectorElements);
+  if (kOperandElements == 1 && kUnit == 1) return;
+  const int end = round_up(round_up(count, kUnit), kVectorElements);
   std::fill(row + count, row + end, 0.0f);
-  for (int key = 0; key < end; key += kFewVectorElements) {
-    Vec floats[FewOperands::kElements];
-    for (int i = 0; i < FewOperands::kElements; ++i) floats[i] = simd::load(row + key + i * kLanes);
-    simd::store(row + key / FewOperands::kElements, FewOperands::from_successive_floats(floats));
+  for (int key = 0; key < end; key += kVectorElements) {
+    Vec floats[kOperandElements];
+    for (int i = 0; i < kOperandElements; ++i) floats[i] = simd::load(row + key + i * kLanes);
+    simd::store(row + key / kOperandElements, Operands::from_successive_floats(floats));
   }
+}
+
+// outputs = outputs * decay + sums, for the rows of a block.
+template <int kRows, int kOutputStride, int kColumns>
+inline void add_to_outputs(const float (&sums)[kRows][kColumns], const float* decay,
+                           float* outputs) {
+  for (int r = 0; r < kRows; ++r)
+    for (int d = 0; d < kHdimV; d += kLanes) {
+      float* out = outputs + r * kOutputStride + d;
+      simd::store(
+          out, simd::mul_add(simd::load(out), simd::broadcast(decay[r]), simd::load(sums[r] + d)));
+    }
+}
+
+// Calls visit(i) for the numbers below `all`, some at each call of what is returned, `calls` times.
+template <class Visit>
+inline auto in_turns(int all, int calls, const Visit& visit) {
+  return [=, each = (all + calls - 1) / calls, next = 0]() mutable {
+    for (const int until = std::min(next + each, all); next < until; ++next) visit(next);
+  };
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// few_rows.h for packed pages, in the tile unit. A tile has the same piece of 64 keys, or columns,
+// few_rows_tile_unit.h for packed pages. A tile has the same piece of 64 keys, or columns,
 // as it lies in memory: four to a row. What it is multiplied with has a block of four columns for
 // each row of factors, and in these the factors once for each of the four pieces, on a diagonal:
 // three quarters are zeros, and the unit still is quicker than memory. So what is not finite in a
@@ -102,7 +102,7 @@ __attribute__((noinline)) void multiply_in_place(const float* queries, const Key
                                                  int count, float* scores, FewRowsRoom& room,
                                                  const Meanwhile& meanwhile) {
   constexpr int kPieces = kHdimQ / kPiece, kRuns = kTilePieces / kPiece;
-  spread_factors<kRows>(queries, kQueryStride, kPieces, room);
+  spread_factors<kRows>(queries, Queries::kStride, kPieces, room);
   const int64_t stride = key.stride();
   const bool has_whole_tiles = key.rows.page_size % kTilePieces == 0;
   auto ask = in_turns(count, (count + kBlockPieces - 1) / kBlockPieces * kPieces, meanwhile);

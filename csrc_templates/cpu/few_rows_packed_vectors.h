@@ -1,4 +1,4 @@
-// few_rows.h for packed pages, in vector registers. A vector has pieces that follow each other in
+// few_rows_vectors.h for packed pages. A vector has pieces that follow each other in
 // memory, the same piece of some keys, or columns; the sums of its parts come last.
 #pragma once
 
@@ -74,7 +74,7 @@ __attribute__((noinline)) void multiply_in_place(const float* queries, const Key
       return Operands::load_along_row<KeyDtype>(keys[i] + piece * stride + n * kVectorElements);
     };
     float sums[kLanes * kVectorPieces];
-    multiply_pieces<kRows>(queries, kQueryStride, kHdimQ / kPiece, kVectors, load, sums, ask);
+    multiply_pieces<kRows>(queries, Queries::kStride, kHdimQ / kPiece, kVectors, load, sums, ask);
     for (int r = 0; r < kRows; ++r)
       std::memcpy(scores + r * kScoreStride + first, sums + r * kKeys, kKeys * sizeof(float));
   }

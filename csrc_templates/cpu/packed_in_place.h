@@ -18,10 +18,11 @@ namespace {
 static_assert(kPackedPages, "pages are packed");
 constexpr int kPiece = 16 / sizeof(KeyElement);
 
-// As in few_rows.h.
+using Queries = QueriesInRows;
+// As in few_rows_vectors.h.
 constexpr int kFewKeys = std::min(kTileUnit ? 256 : 128, kTileKeys);
 static_assert(kHdimQ % kPiece == 0, "keys are in whole pieces");
-static_assert(kFewKeys % kFewVectorElements == 0, "operands of probabilities have room");
+static_assert(kFewKeys % kVectorElements == 0, "operands of probabilities have room");
 
 struct InPlace {
   KeyRows rows;
@@ -84,25 +85,5 @@ struct PiecesOfValues {
     at[whole] = last;
   }
 };
-
-// outputs = outputs * decay + sums, for the rows of a block.
-template <int kRows, int kOutputStride, int kColumns>
-inline void add_to_outputs(const float (&sums)[kRows][kColumns], const float* decay,
-                           float* outputs) {
-  for (int r = 0; r < kRows; ++r)
-    for (int d = 0; d < kHdimV; d += kLanes) {
-      float* out = outputs + r * kOutputStride + d;
-      simd::store(
-          out, simd::mul_add(simd::load(out), simd::broadcast(decay[r]), simd::load(sums[r] + d)));
-    }
-}
-
-// Calls visit(i) for the numbers below `all`, some at each call of what is returned, `calls` times.
-template <class Visit>
-inline auto in_turns(int all, int calls, const Visit& visit) {
-  return [=, each = (all + calls - 1) / calls, next = 0]() mutable {
-    for (const int until = std::min(next + each, all); next < until; ++next) visit(next);
-  };
-}
 
 }  // namespace

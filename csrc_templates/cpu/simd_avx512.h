@@ -211,6 +211,14 @@ inline Vec second_bf16(Vec pairs) {
       _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(int(0xffff0000u))));
 }
 
+// One lane of the first, one of the second, and so on.
+inline void interleave(Vec first, Vec second, float* to) {
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  store(to, _mm512_permutex2var_ps(first, low, second));
+  store(to + kLanes, _mm512_permutex2var_ps(first, high, second));
+}
+
 inline __m512i widen(const uint16_t* from) {
   return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }

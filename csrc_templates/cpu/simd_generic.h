@@ -120,6 +120,14 @@ inline Vec load_bytes(const uint8_t* from) {
 inline Vec first_bf16(Vec pairs) { return from_bits(bits_of(pairs) << 16); }
 inline Vec second_bf16(Vec pairs) { return from_bits(bits_of(pairs) & 0xffff0000u); }
 
+// One lane of the first, one of the second, and so on.
+inline void interleave(Vec first, Vec second, float* to) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    to[2 * lane] = first[lane];
+    to[2 * lane + 1] = second[lane];
+  }
+}
+
 inline Vec load_bf16(const uint16_t* from) { return from_bits(widen(from) << 16); }
 inline void store_bf16(uint16_t* to, Vec a) {
   const BitVec bits = bits_of(a);

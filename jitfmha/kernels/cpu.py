@@ -368,11 +368,10 @@ def _product_sources(traits: CpuTraits) -> dict[str, str]:
     sources = {}
     if traits.direction == "forward":
         sources["products.h"] = f"cpu/products_{of_unit}.h"
-        sources["few_rows.h"] = "cpu/few_rows.h"
+        packed = "packed_" if traits.packed_pages else ""
+        sources["few_rows.h"] = f"cpu/few_rows_{packed}{of_unit}.h"
         sources["few_rows_operands.h"] = "cpu/few_rows_operands.h"
-        if traits.packed_pages:
-            sources["few_rows.h"] = f"cpu/few_rows_packed_{of_unit}.h"
-            sources["packed_in_place.h"] = "cpu/packed_in_place.h"
+        sources[f"{packed}in_place.h"] = f"cpu/{packed}in_place.h"
     else:
         sources["backward_products.h"] = f"cpu/backward_products_{of_unit}.h"
     if tile_unit is not None:

@@ -1,5 +1,5 @@
 // Products of a few rows with keys and values that are read where they lie, once for all rows.
-// few_rows_packed_*.h have the same names for packed pages.
+// few_rows_tile_unit.h has the same names, and few_rows_packed_*.h for packed pages.
 //
 // In panels of so few rows most lanes would be empty. Here lanes hold elements of a head: a vector
 // of a key or a value meets all rows while it is in a register, and nothing is staged. What a row's
@@ -10,14 +10,15 @@
 #include <cstring>
 
 #include "few_rows_operands.h"
-#include "problem.h"
+#include "in_place.h"
 
 namespace {
 
 // Keys that are done in a step, so few that a step of several heads fits into the cache. Their
 // first one is a multiple of kFewKeysUnit.
-constexpr int kFewKeys = round_up(32, kFewVectorElements);
+constexpr int kFewKeys = round_up(32, kVectorElements);
 constexpr int kFewKeysUnit = kLanes;
+using Queries = QueriesInRows;
 // Blocks of rows that fit into registers.
 constexpr int kRowsAtOnce = 4;
 
@@ -26,21 +27,9 @@ struct FewRowsRoom {};
 // What they need of a thread for as long as it computes.
 struct FewRowsUnit {};
 
-// Keys or values of one head from key `from` on.
-struct InPlace {
-  KeyRows rows;
-  int64_t from;
-
-  const KeyElement* operator()(int key) const { return rows[from + key]; }
-  // What to ask for ahead of key `key` among those of a step.
-  const KeyElement* ahead(int key) const { return rows[from + key]; }
-};
-using KeysInPlace = InPlace;
-using ValuesInPlace = InPlace;
-
 // scores[r * kScoreStride + key] = the dot product of query r with key(key), for `count` keys and
-// up to a whole vector of them, where the last one is repeated. A query is kQueryStride floats from
-// the one before. `meanwhile(key)` is called for each key.
+// up to a whole vector of them, where the last one is repeated. `meanwhile(key)` is called for each
+// key.
 template <int kRows, int kScoreStride, class Meanwhile>
 __attribute__((noinline)) void multiply_in_place(const float* queries, const KeysInPlace& key,
                                                  int count, float* scores, FewRowsRoom&,
@@ -55,17 +44,16 @@ __attribute__((noinline)) void multiply_in_place(const float* queries, const Key
     }
     Vec dots[kLanes];
     for (Vec& a : dots) a = simd::broadcast(0.0f);
-    for (int d = 0; d < kHdimQ; d += kFewVectorElements)
+    for (int d = 0; d < kHdimQ; d += kVectorElements)
 #pragma GCC unroll 16
       for (int i = 0; i < kKeys; ++i) {
-        KeyElement edge[kFewVectorElements];
-        const Vec elements =
-            FewOperands::load_along_row<KeyDtype>(readable<kHdimQ>(keys[i], d, edge));
-        const float* query = queries + d / FewOperands::kElements;
+        KeyElement edge[kVectorElements];
+        const Vec elements = Operands::load_along_row<KeyDtype>(readable<kHdimQ>(keys[i], d, edge));
+        const float* query = queries + d / kOperandElements;
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r)
-          dots[r * kKeys + i] = FewOperands::mul_add(simd::load(query + r * kQueryStride), elements,
-                                                     dots[r * kKeys + i]);
+          dots[r * kKeys + i] = Operands::mul_add(simd::load(query + r * Queries::kStride),
+                                                  elements, dots[r * kKeys + i]);
       }
     float sums[kLanes];
     simd::store(sums, simd::sum_rows(dots));
@@ -81,7 +69,7 @@ template <int kRows, int kScoreStride, int kOutputStride, class Meanwhile>
 __attribute__((noinline)) void accumulate_in_place(float* probabilities, const ValuesInPlace& value,
                                                    int count, const float* decay, float* outputs,
                                                    FewRowsRoom&, const Meanwhile& meanwhile) {
-  constexpr int kTogether = FewOperands::kElements;
+  constexpr int kTogether = kOperandElements;
   static constexpr KeyElement kZeros[kHdimV] = {};
   for (int r = 0; r < kRows; ++r)
     probabilities_to_operands<kTogether>(probabilities + r * kScoreStride, count);
@@ -111,11 +99,11 @@ __attribute__((noinline)) void accumulate_in_place(float* probabilities, const V
 #pragma GCC unroll 2
           for (int i = 0; i < kTogether; ++i)
             columns[i] = readable<kHdimV>(rows[i], (first + x) * kLanes, edges[i]);
-          const Vec elements = FewOperands::load_down_columns<KeyDtype>(columns);
+          const Vec elements = Operands::load_down_columns<KeyDtype>(columns);
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
             const float probability = probabilities[r * kScoreStride + key / kTogether];
-            block[x][r] = FewOperands::mul_add(simd::broadcast(probability), elements, block[x][r]);
+            block[x][r] = Operands::mul_add(simd::broadcast(probability), elements, block[x][r]);
           }
         }
     }
