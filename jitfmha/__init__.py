@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from .flash_attn import flash_attn_varlen_func as flash_attn_varlen_func
     from .flash_attn import flash_attn_varlen_kvpacked_func as flash_attn_varlen_kvpacked_func
     from .flash_attn import flash_attn_varlen_qkvpacked_func as flash_attn_varlen_qkvpacked_func
+    from .gemm.explain import explain_matmul as explain_matmul
     from .gemm.interface import matmul as matmul
     from .integrations.stand_in import install_as as install_as
     from .jit.errors import BuildError as BuildError
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from .layers.split_keys import mha_fwd_splitkv as mha_fwd_splitkv
     from .problem.dropout import dropout_randval as dropout_randval
     from .problem.dropout import new_rng_state as new_rng_state
+    from .rows.explain import explain_rows as explain_rows
     from .rows.heads.interface import qk_norm_rope_cache as qk_norm_rope_cache
     from .rows.interface import layer_norm as layer_norm
     from .rows.interface import rms_norm as rms_norm
@@ -90,7 +92,9 @@ _NAMES = {
     ".layers.mla": ("mla_absorbed_fwd", "mla_fwd"),
     ".layers.page_layout": ("PageLayout",),
     ".rows.heads.interface": ("qk_norm_rope_cache",),
+    ".gemm.explain": ("explain_matmul",),
     ".gemm.interface": ("matmul",),
+    ".rows.explain": ("explain_rows",),
     ".rows.interface": ("layer_norm", "rms_norm", "softmax"),
     ".layers.split_keys": ("flash_attn_combine", "mha_fwd_splitkv"),
     ".integrations.stand_in": ("install_as",),

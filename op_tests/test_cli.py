@@ -4,6 +4,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,6 +129,12 @@ def imported_by(*argv: str) -> set[str]:
         (("explain", "--varlen-k", "3"), "--varlen-k needs --varlen"),
         (("explain", "--varlen", "3", "--layout", "bhsd"), "--layout"),
         (("explain", "--layout", "qkvpacked", "--heads-k", "1"), "qkvpacked"),
+        (("explain", "-M", "3"), "-M is not for --of attention"),
+        (("explain", "--of", "softmax", "-M", "3"), "needs -M and -N"),
+        (("explain", "--of", "softmax", "-M", "3", "-N", "0"), "(3, 0)"),
+        (("explain", "--of", "matmul", "--heads", "3"), "--heads is not for --of matmul"),
+        (("explain", "--of", "matmul", "--residual"), "--residual is not for --of matmul"),
+        (("explain", "--of", "rms_norm", "-K", "3"), "-K is not for --of rms_norm"),
         (("build", "--hdim", "wide"), "--hdim: wide"),
         (("build", "--hdim", "64x128x32"), "--hdim: 64x128x32"),
         (("build", "--hdim", "64x"), "--hdim: 64x is not"),
@@ -220,6 +227,23 @@ def test_explain_says_what_fmha_fwd_would_do(run):
     expected = jitfmha.explain(q, k, v, mask=2, window_size=(16, 0), return_lse=True)
     assert run(*argv).out == f"{expected}\n"
     assert run(*argv, "--json").json == expected.to_dict()
+
+
+def test_explain_of_what_stands_around_attention(run):
+    empty = partial(torch.empty, dtype=torch.float16, device="meta")
+    x, weight, device = empty(30, 40), empty(40), {"device": "MI300X"}
+    of_rows = jitfmha.explain_rows(
+        "layer_norm", x, weight, weight, residual=x, direction="backward", **device
+    )
+    of_matmul = jitfmha.explain_matmul(x, empty(50, 40).mT, out_dtype=torch.float32, **device)
+    for of, flags, expected in (
+        ("layer_norm", ("-N", "40", "--direction", "backward", "--residual"), of_rows),
+        ("matmul", ("-N", "50", "-K", "40", "--out-dtype", "fp32"), of_matmul),
+    ):
+        argv = ("explain", "--of", of, "-M", "30", *flags, "--dtype", "fp16", "--device", "MI300X")
+        assert run(*argv).out.replace("\n  ", " ") == f"{expected}\n"
+        assert run(*argv, "--json").json == expected.to_dict()
+    assert run("explain", "--of", "softmax", "-M", "3", "-N", "4", "--dtype", "int8").code == 1
 
 
 def test_explain_varlen(run):

@@ -19,6 +19,14 @@ from ..planning.target import AmdTarget, CpuTarget, Target
 from ..problem.features import DTYPE_FEATURES, Feature
 from ..problem.problem import Direction, Problem
 from ..problem.score_features import SCORE_FEATURES
+from .explained import (
+    NEEDS_AMD,
+    NEEDS_CPU,
+    Told,
+    kernel_in_words,
+    microseconds,
+    reasons_in_words,
+)
 
 
 class Entrant(NamedTuple):
@@ -53,15 +61,13 @@ class Entrant(NamedTuple):
         return self.direction in (None, problem.direction)
 
 
-_AMD = "It needs an AMD Instinct GPU (gfx942 or gfx950); the target is {target}."
-_CPU = "It is for calls that run on the CPU; the target is {target}."
 # In the order that decides where estimates do not.
 FAMILIES = (
-    Entrant("ready", "ready", AmdTarget, _AMD, "forward"),
-    Entrant("aiter", "aiter", AmdTarget, _AMD, "backward"),
-    Entrant("ready", "ready.backward", AmdTarget, _AMD, "backward"),
-    Entrant("compiled", "compiled", AmdTarget, _AMD),
-    Entrant("cpu", "cpu", CpuTarget, _CPU),
+    Entrant("ready", "ready", AmdTarget, NEEDS_AMD, "forward"),
+    Entrant("aiter", "aiter", AmdTarget, NEEDS_AMD, "backward"),
+    Entrant("ready", "ready.backward", AmdTarget, NEEDS_AMD, "backward"),
+    Entrant("compiled", "compiled", AmdTarget, NEEDS_AMD),
+    Entrant("cpu", "cpu", CpuTarget, NEEDS_CPU),
 )
 
 
@@ -174,7 +180,7 @@ class Contender(NamedTuple):
             return f"What {plan.kernel} takes is not estimated."
         was = "was measured" if self.time.is_measured else "is estimated"
         fixed = f" with {choice}" if (choice := _fixed_choice(plan)) else ""
-        return f"{plan.kernel} of {plan.source}{fixed} {was} to take {_microseconds(seconds)}."
+        return f"{plan.kernel} of {plan.source}{fixed} {was} to take {microseconds(seconds)}."
 
 
 def _fixed_choice(plan: Plan) -> str:
@@ -196,7 +202,16 @@ def _quickest_of_each(contenders: Sequence[Contender]) -> list[Contender]:
     return list(quickest.values())
 
 
-class Explanation(NamedTuple):
+class _Explained(NamedTuple):
+    problem: Problem
+    target: Target
+    plan: Plan | None
+    estimates: tuple[Contender, ...]
+    rejected: dict[str, tuple[str, ...]]
+    remarks: tuple[str, ...]
+
+
+class Explanation(Told, _Explained):
     """Where a call would run, and why nowhere else. ``str()`` gives it as sentences.
 
     Attributes:
@@ -205,12 +220,7 @@ class Explanation(NamedTuple):
         remarks: what else there is to know about the kernels that were found.
     """
 
-    problem: Problem
-    target: Target
-    plan: Plan | None
-    estimates: tuple[Contender, ...]
-    rejected: dict[str, tuple[str, ...]]
-    remarks: tuple[str, ...]
+    __slots__ = ()
 
     @classmethod
     def of(cls, problem: Problem, target: Target, proposal: Proposal) -> Explanation:
@@ -251,14 +261,10 @@ class Explanation(NamedTuple):
             ]
         return cls(problem, target, plan, estimates, rejected, tuple(remarks))
 
-    def __repr__(self) -> str:
-        kernel = "no kernel" if self.plan is None else self.plan.kernel
-        return f"<Explanation: {kernel} on {self.target}; print it for the reasons>"
-
-    def _repr_html_(self) -> str:
-        from html import escape  # of use in a notebook only
-
-        return f"<pre>{escape(str(self))}</pre>"
+    @property
+    def kernel(self) -> str | None:  # type: ignore[override]
+        """The name of the plan's; None where nothing serves the call."""
+        return None if self.plan is None else self.plan.kernel
 
     def __str__(self) -> str:
         problem, plan = self.problem, self.plan
@@ -266,19 +272,15 @@ class Explanation(NamedTuple):
         if plan is None:
             lines.append("kernel   none")
         else:
-            built = "built" if plan.is_built else "built on first use"
-            lines.append(f"kernel   {plan.kernel} (family {plan.family}, {built})")
+            lines.append(kernel_in_words(plan.kernel, plan.family, plan.is_built))
             lines.append(f"source   {plan.source}")
             stages = plan.stages()
             lines.extend(f"stage    {stage}" for stage in stages if len(stages) > 1)
             seconds, is_measured = dict(self.estimates).get(plan, Time(None))
             if seconds is not None:
                 word = "measured" if is_measured else "estimate"
-                lines.append(f"{word} {_microseconds(seconds)}")
-        for family, reasons in self.rejected.items():
-            lines.extend(f"not {family}: {reason}" for reason in reasons)
-        lines.extend(f"note     {remark}" for remark in self.remarks)
-        return "\n".join(lines)
+                lines.append(f"{word} {microseconds(seconds)}")
+        return "\n".join((*lines, *reasons_in_words(self.rejected, self.remarks)))
 
     def to_dict(self) -> dict[str, Any]:
         """The explanation as plain values, for JSON."""
@@ -287,7 +289,7 @@ class Explanation(NamedTuple):
             "target": str(self.target),
             "problem": _describe(self.problem),
             "family": plan and plan.family,
-            "kernel": plan and plan.kernel,
+            "kernel": self.kernel,
             "source": plan and plan.source,
             "built": plan and plan.is_built,
             "key": plan and key_of(self.problem, plan.stages(), _arch_of(self.target)),
@@ -314,10 +316,6 @@ class Explanation(NamedTuple):
 
 def _arch_of(target: Target) -> str:
     return target.arch if isinstance(target, AmdTarget) else target.isa
-
-
-def _microseconds(seconds: float) -> str:
-    return f"{seconds * 1e6:.4g} us"
 
 
 def _every_sentence(

@@ -3,28 +3,88 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
+
+import torch
 
 from ..ahead.combination import check_combination
 from ..ahead.validate import asked_combination
 from ..call.detection import planned_target
-from ..call.dispatch import explain_problem
+from ..call.dispatch import Explanation, explain_problem
+from ..call.explained import CallExplanation
+from ..gemm.explain import explain_matmul
+from ..problem.dtypes import TORCH_DTYPES
 from ..problem.problem import Problem
+from ..rows.explain import explain_rows
 from .exit_codes import FAILED, OK, UsageError
+from .flags import parser
 from .output import print_json, show
+
+_OF_OTHERS = {"M": None, "N": None, "K": None, "out_dtype": None, "residual": False}
+_OF_ALL = ("of", "device", "dtype", "json", "command")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain the problem that the flags describe."""
+    """Explain the call that the flags describe."""
+    _refuse_flags_of_others(args)
+    explanation: Explanation | CallExplanation
     try:
-        explanation = explain_problem(_problem(args), planned_target(args.device))
+        if args.of == "attention":
+            explanation = explain_problem(_problem(args), planned_target(args.device))
+        else:
+            explanation = _of_product(args) if args.of == "matmul" else _of_rows(args)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from error
     if args.json:
         print_json(explanation.to_dict())
     else:
         show(str(explanation))
-    return FAILED if explanation.plan is None else OK
+    return FAILED if explanation.kernel is None else OK
+
+
+def _refuse_flags_of_others(args: argparse.Namespace) -> None:
+    """Raise ``UsageError`` for a flag that says nothing about the call."""
+    usual, given = vars(parser().parse_args(["explain"])), vars(args)
+    known = {*_OF_ALL, *(usual.keys() - _OF_OTHERS if args.of == "attention" else _OF_OTHERS)}
+    known |= set() if args.of == "matmul" else {"direction"}
+    without = {"attention": (), "matmul": ("residual",)}.get(args.of, ("K",))
+    for name, value in given.items():
+        if value != usual[name] and (name not in known or name in without):
+            flag = f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} is not for --of {args.of}")
+
+
+def _sizes(args: argparse.Namespace, names: str) -> list[int]:
+    sizes = [getattr(args, name) for name in names]
+    if None in sizes:
+        needed = " and ".join(f"-{name}" for name in names)
+        raise UsageError(f"--of {args.of} needs {needed}")
+    return sizes
+
+
+def _of_rows(args: argparse.Namespace) -> CallExplanation:
+    """With weights, as layers have them."""
+    shape, dtype = _sizes(args, "MN"), TORCH_DTYPES[args.dtype]
+    empty = partial(torch.empty, dtype=dtype, device="meta")
+    return explain_rows(
+        args.of,
+        empty(shape),
+        None if args.of == "softmax" else empty(shape[1]),
+        empty(shape[1]) if args.of == "layer_norm" else None,
+        residual=empty(shape) if args.residual else None,
+        out_dtype=TORCH_DTYPES.get(args.out_dtype),
+        direction=args.direction,
+        device=args.device,
+    )
+
+
+def _of_product(args: argparse.Namespace) -> CallExplanation:
+    """With weights ``(N, K)``, as layers have them."""
+    m, n, k = _sizes(args, "MNK")
+    empty = partial(torch.empty, dtype=TORCH_DTYPES[args.dtype], device="meta")
+    out_dtype = TORCH_DTYPES.get(args.out_dtype)
+    return explain_matmul(empty(m, k), empty(n, k).mT, out_dtype=out_dtype, device=args.device)
 
 
 def _problem(args: argparse.Namespace) -> Problem:

@@ -24,6 +24,7 @@ _CVTS = ("rtne", "rtna", "rtz")
 _MODES = ("gm0", "gm1")
 _EIGHT_BITS = ("fp8", "bf8", "int8")
 _DIRECTIONS = ("forward", "backward")
+CALLS = ("attention", "softmax", "rms_norm", "layer_norm", "matmul")
 _DEVICE = "cpu or cuda; or a GPU that is not here, as gfx950 or MI308X (default: cpu)"
 _SHAPES = (
     "as seqlen=4096,heads=16,kv_heads=4,hdim=64,dtype=fp16,mask=causal,direction=backward "
@@ -236,6 +237,12 @@ def _add_explain(commands: Any) -> None:
     flag("--direction", default="forward", choices=("forward", "backward"))
     flag("--deterministic", action="store_true", help="of backward: the same bits in every run")
     _add_features(flag)
+    of = "attention (default), or what stands around it, whose sizes are -M, -N and -K"
+    flag("--of", default=CALLS[0], choices=CALLS, help=of)
+    for name, what_it_is in (("M", "rows"), ("N", "columns"), ("K", "what matmul sums over")):
+        flag(f"-{name}", type=_from(0, 31), help=f"{what_it_is}, of other calls than attention")
+    flag("--out-dtype", choices=dtypes, metavar="DTYPE", help="of their result")
+    flag("--residual", action="store_true", help="one is added to rows first")
 
 
 # ---- Kernels and code objects --------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ from ..amd.chips import Arch, architecture
 from ..amd.kernel_arguments import DEVICE
 from ..call.known_calls import Run
 from ..kernels.compiled.device_spec import device_spec
+from ..kernels.estimate import machine_of
+from ..kernels.launch_estimate import Machine
 from ..kernels.struct_launcher import StructLauncher
 from ..planning.target import AmdTarget
 from ..problem.dtypes import BF8_NAMES, DTYPE_NAMES, FP8_NAMES
@@ -27,6 +30,8 @@ _LOAD_BYTES = 16
 # Fewer of a tile are not worth a workgroup.
 _LEAST_STEPS = 8
 _COMBINE_CYCLES = 8000
+# What a product takes, by the bytes of its inputs; of 16 bits 1.
+UNITS = {1: 0.5, 2: 1.0, 4: 8.0}
 # Rows of a tile lie within the reach of a buffer.
 _MOST_LINE_BYTES = 1 << 22  # times 256 rows: half of what an offset counts to
 
@@ -232,12 +237,21 @@ class Work(NamedTuple):
             return cls(steps, tiles, 0, 0)
         return cls(steps, tiles - shared, shared, sharing)
 
-    def cycles(self, tile: Tile, slots: int) -> float:
+    def parts(self, tile: Tile) -> int:
+        """Numbers that sharing workgroups leave, each of two tiles at most."""
+        return (self.sharing + self.shared) * tile.m * tile.n if self.sharing else 0
+
+    def cycles(self, tile: Tile, machine: Machine, dtype: torch.dtype) -> float:
         """Until the last workgroup has ended, and what was shared is added up."""
-        steps: float = -(-self.whole // slots) * self.steps
+        # Steps have as many bytes of all dtypes.
+        of_step = tile.cycles * UNITS[dtype.itemsize] * 2 / dtype.itemsize
+        steps: float = -(-self.whole // (tile.at_once * machine.compute_units)) * self.steps
         if not self.sharing:
-            return steps * tile.cycles
-        return (steps + self.shared * self.steps / self.sharing) * tile.cycles + _COMBINE_CYCLES
+            return steps * of_step
+        steps += self.shared * self.steps / self.sharing
+        # Parts are written and read.
+        moved = machine.cycles_of_bytes(2 * 4 * self.parts(tile)) / machine.compute_units
+        return steps * of_step + moved + _COMBINE_CYCLES
 
     @classmethod
     def choose(
@@ -245,17 +259,97 @@ class Work(NamedTuple):
     ) -> tuple[Tile, Work]:
         """The tile with which it takes least, of ``size`` (batch, m, n, k)."""
         batch, m, n, k = size
+        machine = machine_of(target)
 
-        def choice(tile: Tile) -> tuple[float, Tile, Work]:
-            slots = tile.at_once * target.compute_units
+        least, chosen = inf, None
+        for tile in tiles_of(target.arch, dtype, are_rows):
             tiles = batch * -(-m // tile.m) * -(-n // tile.n)
-            work = cls.of(tiles, -(-k * dtype.itemsize // (tile.chunks * _LOAD_BYTES)), slots)
-            return work.cycles(tile, slots), tile, work
+            steps = -(-k * dtype.itemsize // (tile.chunks * _LOAD_BYTES))
+            slots = tile.at_once * target.compute_units
+            for work in (cls.of(tiles, steps, slots), cls(steps, tiles, 0, 0)):
+                cycles = work.cycles(tile, machine, dtype)
+                if cycles < least:
+                    least, chosen = cycles, (tile, work)
+        assert chosen is not None
+        return chosen
 
-        _, tile, work = min(
-            map(choice, tiles_of(target.arch, dtype, are_rows)), key=lambda each: each[0]
+
+class _Matrices(NamedTuple):
+    """What is multiplied: ``(m, k)`` by ``(k, n)`` of each of ``batch``."""
+
+    batch: torch.Size
+    m: int
+    n: int
+    k: int
+
+    @classmethod
+    def of(cls, arguments: MatmulArguments, product: Product) -> _Matrices:
+        """One matrix of all rows where b and what goes with its columns is the same for all."""
+        _, b, bias, _, scale_b, *_ = arguments
+        batch, m, n, k, _ = product
+        is_one = all(x is None or x.shape[:-2].numel() == 1 for x in (bias, scale_b))
+        if b.dim() == 2 and is_one:
+            m, batch = m * batch.numel(), torch.Size()
+        return cls(batch, m, n, k)
+
+    def operands(self, a: Tensor, b: Tensor) -> tuple[Operand, Operand]:
+        if not self.batch:
+            a = a.reshape(self.m, self.k)
+        return Operand.of(a, self.batch), Operand.of(b.mT, self.batch)
+
+
+def _refuse(arguments: MatmulArguments, product: Product, target: AmdTarget) -> None:
+    a = arguments.a
+    served = architecture(target.arch).dtypes
+    if DTYPE_NAMES.get(a.dtype) not in served:
+        raise NotImplementedError(f"a has dtype {a.dtype}; {target} multiplies {', '.join(served)}")
+    if product.n * product.out_dtype.itemsize >= _MOST_LINE_BYTES:
+        raise NotImplementedError(
+            f"b has {product.n} columns; rows of less than {_MOST_LINE_BYTES} bytes are served"
         )
-        return tile, work
+
+
+class _Kind(NamedTuple):
+    """What the kernels of a call have in common, whatever its tile and its layouts."""
+
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    has: tuple[bool, bool, bool]
+    activation: str
+
+    @classmethod
+    def of(cls, arguments: MatmulArguments, product: Product) -> _Kind:
+        bias, scale_a, scale_b = (each is not None for each in arguments.epilogue)
+        activation = arguments.activation or "none"
+        return cls(arguments.a.dtype, product.out_dtype, (bias, scale_a, scale_b), activation)
+
+    def kernel(
+        self, target: AmdTarget, matrices: _Matrices, operands: Sequence[Operand]
+    ) -> tuple[GemmKernel, Work]:
+        batch, m, n, k = matrices
+        of_a, of_b = (each.are_rows for each in operands)
+        size = batch.numel(), m, n, k
+        tile, work = Work.choose(target, self.dtype, of_a and of_b, size)
+        of_call = self.dtype, self.out_dtype, of_a, of_b
+        return GemmKernel(target.arch, tile, *of_call, *self.has, self.activation), work
+
+
+def planned_product(
+    arguments: MatmulArguments, product: Product, target: AmdTarget
+) -> tuple[GemmKernel, Work]:
+    """The kernel of a call with results, and how its workgroups divide them.
+
+    Raises ``NotImplementedError`` as :func:`amd_product` does.
+    """
+    _refuse(arguments, product, target)
+    matrices = _Matrices.of(arguments, product)
+    # What would be copied is not.
+    a, b = (
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+        for x in arguments[:2]
+    )
+    operands = matrices.operands(a, b)
+    return _Kind.of(arguments, product).kernel(target, matrices, operands)
 
 
 def amd_product(arguments: MatmulArguments, product: Product, target: AmdTarget) -> Run:
@@ -264,23 +358,13 @@ def amd_product(arguments: MatmulArguments, product: Product, target: AmdTarget)
     Raises ``NotImplementedError`` where the chip has no such numbers; what is returned raises
     ``jitfmha.HipError`` where the HIP runtime refuses the launch.
     """
-    a, b, bias, _, scale_b, activation, _ = arguments
-    served = architecture(target.arch).dtypes
-    if DTYPE_NAMES.get(a.dtype) not in served:
-        raise NotImplementedError(f"a has dtype {a.dtype}; {target} multiplies {', '.join(served)}")
-    batch, m, n, k, out_dtype = product
-    if n * out_dtype.itemsize >= _MOST_LINE_BYTES:
-        raise NotImplementedError(
-            f"b has {n} columns; rows of less than {_MOST_LINE_BYTES} bytes are served"
-        )
-    if not torch.Size(product.shape).numel():
-        return lambda a, *_: a.new_empty(product.shape, dtype=out_dtype)
-    of_rows = (*batch, m, 1)
-    # One matrix of all rows.
-    is_one = b.dim() == 2 and all(x is None or x.shape[:-2].numel() == 1 for x in (bias, scale_b))
-    if is_one:
-        m, batch = m * batch.numel(), torch.Size()
-    of_columns = (*batch, 1, n)
+    _refuse(arguments, product, target)
+    shape, out_dtype = product.shape, product.out_dtype
+    if not torch.Size(shape).numel():
+        return lambda a, *_: a.new_empty(shape, dtype=out_dtype)
+    kind, matrices = _Kind.of(arguments, product), _Matrices.of(arguments, product)
+    batch, m, n, k = matrices
+    of_rows, of_columns = (*product.batch, product.m, 1), (*batch, 1, n)
     launchers = target.calls["gemm_launchers"]
     launcher = launchers.prepared.get(target.device_index)
     if launcher is None:
@@ -296,28 +380,18 @@ def amd_product(arguments: MatmulArguments, product: Product, target: AmdTarget)
         scale_b: Tensor | None,
     ) -> Tensor:
         nonlocal chosen
-        out = torch.empty(product.shape, dtype=out_dtype, device=a.device)
-        if is_one:
-            a = a.reshape(m, k)
-        operands = Operand.of(a, batch), Operand.of(b.mT, batch)
+        out = torch.empty(shape, dtype=out_dtype, device=a.device)
+        operands = matrices.operands(a, b)
         vectors = (
             _vector(bias, of_columns, n),
             _vector(scale_a, of_rows, m),
             _vector(scale_b, of_columns, n),
         )
         if chosen is None:
-            of_a, of_b = (each.are_rows for each in operands)
-            tile, work = Work.choose(target, a.dtype, of_a and of_b, (batch.numel(), m, n, k))
-            has_bias, has_scale_a, has_scale_b = (each is not None for each in vectors)
-            kernel = GemmKernel(
-                *(target.arch, tile, a.dtype, out_dtype, of_a, of_b),
-                *(has_bias, has_scale_a, has_scale_b, activation or "none"),
-            )
-            chosen = kernel, work
+            chosen = kind.kernel(target, matrices, operands)
         kernel, work = chosen
         tile = kernel.tile
-        slots = (work.sharing + work.shared) if work.sharing else 0
-        parts = torch.empty(slots * tile.m * tile.n, dtype=torch.float32, device=a.device)
+        parts = torch.empty(work.parts(tile), dtype=torch.float32, device=a.device)
         packed = CALL.packer.pack(
             *(each.tensor.data_ptr() for each in operands),
             out.data_ptr(),

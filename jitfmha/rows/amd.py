@@ -18,11 +18,10 @@ from ..planning.target import AmdTarget
 from ..problem.dtypes import DTYPE_BYTES, FP8_NAMES
 from ..problem.problem import Direction
 from .problem import Kind, RowTraits
-from .structs import CALLS
+from .structs import CALLS, TEMPLATES
 
 ELEMENTS = {"fp32": "FP32", "bf16": "BF16", "fp16": "FP16", "int8": "INT8"}
 ELEMENTS |= dict.fromkeys(FP8_NAMES.values(), "FP8")
-_TEMPLATES: dict[Direction, str] = {"forward": "rows_fwd", "backward": "rows_bwd"}
 LARGEST = {"int8": 127, "fp8_e4m3fn": 448, "fp8_e4m3fnuz": 240}
 LOAD_BYTES = 16
 # Of a thread, before a row has more threads: enough on their way, and enough rows in a workgroup.
@@ -106,7 +105,7 @@ class RowKernel(NamedTuple):
         of_row = f"{self.held}x{self.width}x{self.row_lanes}{'_ragged' if self.ragged else ''}"
         if self.shares > 1:
             of_row += f"_{self.shares}shares"
-        return f"{_TEMPLATES[self.direction]}_{self.traits.name}_{of_row}_{self.arch}"
+        return f"{TEMPLATES[self.direction]}_{self.traits.name}_{of_row}_{self.arch}"
 
     @property
     def combine_name(self) -> str:
@@ -160,8 +159,56 @@ def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
         }
     why = f"the first {kernel.direction} {traits.kind} of {traits.dtype} rows on {kernel.arch}"
     headers = "elements.h", "row_chunks.h", "row_places.h"
-    template = f"{_TEMPLATES[kernel.direction]}.hip"
+    template = f"{TEMPLATES[kernel.direction]}.hip"
     return device_spec(kernel.name, kernel.arch, template, values, headers, why)
+
+
+def refuse_form_of_fp8(traits: RowTraits, target: AmdTarget) -> None:
+    """Raise ``NotImplementedError`` where the chip rounds to no such numbers."""
+    own = architecture(target.arch).fp8_dtype
+    if traits.out_dtype in FP8_NAMES.values() and traits.out_dtype != own:
+        raise NotImplementedError(
+            f"out_dtype is {traits.out_dtype}; {target} rounds to {own} and int8"
+        )
+
+
+def width_of_loads(
+    traits: RowTraits,
+    direction: Direction,
+    columns: int,
+    pointers: Sequence[int],
+    strides: Sequence[int],
+) -> int:
+    """How many numbers all loads and stores can have: words of them at multiples of 4 bytes."""
+    x, weights, out = (
+        DTYPE_BYTES[each] for each in (traits.dtype, traits.weight_dtype, traits.out_dtype)
+    )
+    of_pointers = (x, x, weights, weights, out, x)  # and that of the scale
+    if direction == "backward":
+        of_pointers = (x, x, x, weights, x, weights)  # and what is written number by number
+    begins = [
+        *zip(pointers, of_pointers, strict=False),
+        *((n * size, size) for n, size in ((columns, min(x, out)), *((n, x) for n in strides))),
+    ]
+    width = LOAD_BYTES // min(x, 2 * out)
+    while width > 1 and (width > columns or any(at % min(width * size, 4) for at, size in begins)):
+        width //= 2
+    return width
+
+
+def blocks_of_rows(kernel: RowKernel, target: AmdTarget, rows: int, columns: int) -> int:
+    """Those that forward divides rows into.
+
+    Raises ``NotImplementedError`` where a launch has no room for their threads.
+    """
+    blocks = -(-rows // kernel.rows)
+    if kernel.streams:
+        blocks = min(rows, _STREAMS_OF_UNIT * target.compute_units)
+    if blocks * kernel.shares * kernel.threads >= 1 << 32:
+        raise NotImplementedError(
+            f"x has {rows} rows of {columns} numbers; a launch has room for less than 2**32 threads"
+        )
+    return blocks
 
 
 class LoadedRows(NamedTuple):
@@ -195,11 +242,7 @@ class AmdRows(StructLauncher):
         columns: int,
     ) -> None:
         """Raises ``NotImplementedError`` where the chip has no such form of fp8."""
-        own = architecture(target.arch).fp8_dtype
-        if traits.out_dtype in FP8_NAMES.values() and traits.out_dtype != own:
-            raise NotImplementedError(
-                f"out_dtype is {traits.out_dtype}; {target} rounds to {own} and int8"
-            )
+        refuse_form_of_fp8(traits, target)
         super().__init__(target)
         self._traits, self._direction = traits, direction
         self._rows, self._columns = rows, columns
@@ -207,7 +250,7 @@ class AmdRows(StructLauncher):
 
     def loaded(self, pointers: Sequence[int], strides: Sequence[int]) -> LoadedRows:
         """The kernel for tensors that lie there."""
-        width = self._width(pointers, strides)
+        width = width_of_loads(self._traits, self._direction, self._columns, pointers, strides)
         if width not in self._kernels:
             self._kernels[width] = self._load(width)
         return self._kernels[width]
@@ -229,40 +272,10 @@ class AmdRows(StructLauncher):
         counts = blocks * kernel.shares, kernel.combining, combined
         self.start(kernel.address, counts, packed, tensors)
 
-    def _width(self, pointers: Sequence[int], strides: Sequence[int]) -> int:
-        """How many numbers all loads and stores can have: words of them at multiples of 4 bytes."""
-        traits = self._traits
-        x, weights, out = (
-            DTYPE_BYTES[each] for each in (traits.dtype, traits.weight_dtype, traits.out_dtype)
-        )
-        of_pointers = (x, x, weights, weights, out, x)  # and that of the scale
-        if self._direction == "backward":
-            of_pointers = (x, x, x, weights, x, weights)  # and what is written number by number
-        begins = [
-            *zip(pointers, of_pointers, strict=False),
-            *(
-                (n * size, size)
-                for n, size in ((self._columns, min(x, out)), *((n, x) for n in strides))
-            ),
-        ]
-        width = LOAD_BYTES // min(x, 2 * out)
-        while width > 1 and (
-            width > self._columns or any(at % min(width * size, 4) for at, size in begins)
-        ):
-            width //= 2
-        return width
-
     def _load(self, width: int) -> LoadedRows:
         target, rows = self._target, self._rows
         kernel = RowKernel.of(self._traits, self._direction, target.arch, self._columns, width)
-        blocks = -(-rows // kernel.rows)
-        if kernel.streams:
-            blocks = min(rows, _STREAMS_OF_UNIT * target.compute_units)
-        if blocks * kernel.shares * kernel.threads >= 1 << 32:
-            raise NotImplementedError(
-                f"x has {rows} rows of {self._columns} numbers; a launch has room for less than "
-                "2**32 threads"
-            )
+        blocks = blocks_of_rows(kernel, target, rows, self._columns)
         spec = kernel_spec(kernel)
         names = spec.artifact_name, kernel.name, kernel.combine_name
         address = self.load(jit.read(spec), kernel.threads, *names)

@@ -12,10 +12,9 @@ from ..kernels.cpu import BESIDE_TILE_UNIT, CFLAGS, ISAS, load_kernel
 from ..planning.target import CpuIsa
 from ..problem.problem import Direction
 from .problem import MOST_COLUMNS, RowTraits
-from .structs import CALLS
+from .structs import CALLS, TEMPLATES
 
 _HEADERS = ("eight_bits", "elements", "exponent", "intrinsics", "rows", "simd", "threads")
-_TEMPLATES: dict[Direction, str] = {"forward": "rows_fwd", "backward": "rows_bwd"}
 
 
 def spec_of_rows(
@@ -48,9 +47,8 @@ def spec_of_rows(
     )
 
 
-@cache
-def cpu_entry(traits: RowTraits, direction: Direction, isa: CpuIsa) -> Callable[[bytes], int]:
-    """The function that runs a kernel, which takes the packed struct of its call."""
+def cpu_spec(traits: RowTraits, direction: Direction, isa: CpuIsa) -> BuildSpec:
+    """The sources and the flags of a kernel."""
     switches = ("has_weight", "has_bias", "has_residual")
     of_rows = {
         **traits._asdict(),
@@ -60,9 +58,14 @@ def cpu_entry(traits: RowTraits, direction: Direction, isa: CpuIsa) -> Callable[
         "shared_structs": CALLS[direction].cpp(),
     }
     why = f"the first {direction} {traits.kind} of {traits.dtype} rows"
-    of_kernel = _TEMPLATES[direction], traits.name, isa
-    spec = spec_of_rows(*of_kernel, {}, of_rows, "-fno-math-errno", why)
-    function: Callable[[bytes], int] = load_kernel(spec).jitfmha_rows
+    of_kernel = TEMPLATES[direction], traits.name, isa
+    return spec_of_rows(*of_kernel, {}, of_rows, "-fno-math-errno", why)
+
+
+@cache
+def cpu_entry(traits: RowTraits, direction: Direction, isa: CpuIsa) -> Callable[[bytes], int]:
+    """The function that runs a kernel, which takes the packed struct of its call."""
+    function: Callable[[bytes], int] = load_kernel(cpu_spec(traits, direction, isa)).jitfmha_rows
     function.argtypes = [ctypes.c_char_p]  # type: ignore[attr-defined]
     function.restype = ctypes.c_int  # type: ignore[attr-defined]
     return function

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..jit.shared_struct import FLOAT, INT64, Pointer, SharedStruct
 from ..problem.problem import Direction
 
+TEMPLATES: dict[Direction, str] = {"forward": "rows_fwd", "backward": "rows_bwd"}
 # Strides are in elements, between rows; results have none between theirs.
 CALLS: dict[Direction, SharedStruct] = {
     "forward": SharedStruct(

@@ -104,6 +104,12 @@ def test_tiles_of_calls():
             for m, expected in ((8192, (256, 256)), (16, (32, 64))):
                 tile, _ = amd.Work.choose(target, torch.bfloat16, False, (1, m, 8192, 8192))
                 assert tile[:2] == expected
+    # Whose parts take as long as the products.
+    with jitfmha.emulate("gfx942"):
+        target = TARGET_HERE.get()
+        for m, k, shares in ((4096, 1024, False), (8192, 8192, True)):
+            _, work = amd.Work.choose(target, torch.bfloat16, True, (1, m, m, k))
+            assert (work.sharing > 0) == shares
 
 
 def test_gradients_by_torch(rng):

@@ -1,0 +1,139 @@
+"""``explain_rows``: which kernel serves a call over rows, without building or launching it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..call.detection import planned_target
+from ..call.explained import CallExplanation
+from ..kernels.estimate import machine_of
+from ..planning.target import AmdTarget, CpuTarget, Target
+from ..problem.checks import not_a_tensor
+from ..problem.problem import Direction
+from .amd import (
+    MOST_STRIDE,
+    RowKernel,
+    blocks_of_rows,
+    kernel_spec,
+    refuse_form_of_fp8,
+    width_of_loads,
+)
+from .cpu import cpu_spec
+from .problem import Kind, RowArguments, RowTraits, as_rows, traits_of
+from .structs import TEMPLATES
+
+
+def explain_rows(
+    kind: Kind,
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    residual: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    direction: Direction = "forward",
+    device: str | torch.device | None = None,
+) -> CallExplanation:
+    """What :func:`softmax`, :func:`rms_norm` or :func:`layer_norm` would do: kernel and reasons.
+
+    Args:
+        kind: "softmax", "rms_norm" or "layer_norm".
+        x, weight, bias, residual, out_dtype: those of the function; the tensors may be on ``meta``.
+        direction: "backward" asks for the gradients of all that is given.
+        device: in place of ``x.device``; a GPU need not be here, as :func:`jitfmha.explain` has it.
+
+    Returns:
+        The explanation. On a GPU its estimate is what the bytes of all tensors take at the rate at
+        which a kernel that only reads streams them.
+
+    Builds and launches nothing and does not read the tensors' data. Raises ``TypeError`` or
+    ``ValueError`` as the function does; a call that nothing serves is not an error here.
+    """
+    if direction not in TEMPLATES:
+        raise ValueError(f"direction is {direction!r}; choose one of {', '.join(TEMPLATES)}")
+    if not isinstance(x, Tensor):
+        raise not_a_tensor("x", x)
+    target = planned_target(x.device if device is None else device)
+    words = [f"{kind}, {tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}"]
+    given = {"weight": weight, "bias": bias, "residual": residual}
+    words += [name for name, each in given.items() if each is not None]
+    words += [] if out_dtype is None else [f"to {str(out_dtype).removeprefix('torch.')}"]
+    words += ["backward"] if direction == "backward" else []
+    problem = ", ".join(words)
+    try:
+        arguments = RowArguments(kind, x, residual, weight, bias, 0.0, out_dtype)
+        traits = traits_of(arguments)
+        if direction == "backward" and traits.is_quantised:
+            raise NotImplementedError(f"results of out_dtype={out_dtype} have no gradient")
+        return _planned(arguments, traits, direction, target, problem)
+    except NotImplementedError as error:
+        return CallExplanation.of_family(target, problem, "cpu", error)
+
+
+def _planned(
+    arguments: RowArguments, traits: RowTraits, direction: Direction, target: Target, problem: str
+) -> CallExplanation:
+    _, x, residual, weight, bias, *_ = arguments
+    known = CallExplanation.of_family(target, problem, "cpu")
+    template = TEMPLATES[direction]
+    if isinstance(target, CpuTarget):
+        spec = cpu_spec(traits, direction, target.isa)
+        source = f"csrc_templates/cpu/{template}.cpp.in"
+        return known._replace(kernels=(spec.name,), source=source, specs=(spec,))
+    columns = x.shape[-1]
+    rows = x.numel() // columns
+    kernel = _amd_kernel(arguments, traits, direction, target, rows)
+    bytes_of_x, is_backward = x.nbytes, direction == "backward"
+    # Forward reads x and writes the result; backward reads x and its result's gradient, and writes
+    # x's. A residual is read and the sum written; backward reads the gradient of that.
+    moved = bytes_of_x * (3 if is_backward else 1)
+    moved += 0 if is_backward else rows * columns * (arguments.out_dtype or x.dtype).itemsize
+    moved += 0 if residual is None else bytes_of_x * (1 if is_backward else 2)
+    moved += sum(each.nbytes for each in (weight, bias) if each is not None)
+    rate = machine_of(target).bytes_per_second
+    of_row = f"{kernel.row_lanes} threads"
+    if kernel.shares > 1:
+        of_row = f"{kernel.shares} workgroups of {of_row}"
+    remarks = (
+        f"A row has {of_row}, which load {kernel.width} numbers at once.",
+        f"The estimate is what {moved / 1e6:.4g} MB take at {rate / 1e12:.3g} TB/s.",
+    )
+    names = [kernel.name]
+    if is_backward and (weight is not None or bias is not None):
+        names.append(kernel.combine_name)
+    return known._replace(
+        kernels=tuple(names),
+        source=f"csrc_templates/amd/{template}.hip.in",
+        specs=(kernel_spec(kernel),),
+        seconds=moved / rate,
+        remarks=remarks,
+    )
+
+
+def _amd_kernel(
+    arguments: RowArguments, traits: RowTraits, direction: Direction, target: AmdTarget, rows: int
+) -> RowKernel:
+    """The one for tensors where these lie; what is new lies at multiples of loads."""
+    _, x, residual, weight, bias, *_ = arguments
+    refuse_form_of_fp8(traits, target)
+    columns = x.shape[-1]
+    (of_x, stride), (of_residual, residual_stride) = _place(x), _place(residual)
+    of_weight, of_bias = (0 if each is None else each.data_ptr() for each in (weight, bias))
+    places = [of_x, of_residual, of_weight, of_bias]
+    if direction == "backward":
+        places = [0, of_x, 0, of_weight]
+    width = width_of_loads(traits, direction, columns, places, (stride, residual_stride))
+    kernel = RowKernel.of(traits, direction, target.arch, columns, width)
+    blocks_of_rows(kernel, target, rows, columns)
+    return kernel
+
+
+def _place(x: Tensor | None) -> tuple[int, int]:
+    """Where rows begin, 0 where they are copied, and their stride."""
+    if x is None:
+        return 0, 0
+    like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    rows = as_rows(like, MOST_STRIDE)
+    is_copied = rows is not like and rows._base is not like
+    return 0 if is_copied else x.data_ptr(), rows.stride(0)
