@@ -115,13 +115,16 @@ def _amd_kernel(
     arguments: RowArguments, traits: RowTraits, direction: Direction, target: AmdTarget, rows: int
 ) -> RowKernel:
     """The one for tensors where these lie; what is new lies at multiples of loads."""
-    _, x, residual, weight, bias, *_ = arguments
+    kind, x, residual, weight, bias, *_ = arguments
     refuse_form_of_fp8(traits, target)
     columns = x.shape[-1]
     (of_x, stride), (of_residual, residual_stride) = _place(x), _place(residual)
     of_weight, of_bias = (0 if each is None else each.data_ptr() for each in (weight, bias))
     places = [of_x, of_residual, of_weight, of_bias]
     if direction == "backward":
+        # It has the result of a softmax, and with a residual the sum.
+        if kind == "softmax" or residual is not None:
+            of_x, stride, residual_stride = 0, columns, 0
         places = [0, of_x, 0, of_weight]
     width = width_of_loads(traits, direction, columns, places, (stride, residual_stride))
     kernel = RowKernel.of(traits, direction, target.arch, columns, width)
