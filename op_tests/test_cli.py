@@ -115,7 +115,8 @@ def imported_by(*argv: str) -> set[str]:
         (("bench", "--suite", "memory", "-M", "3"), "-M is not for --suite memory"),
         (("bench", "--suite", "gemm", "-M", "3"), "needs -N and -K"),
         (("bench", "--suite", "rows", "-M", "8..3", "-N", "3"), "'8..3'"),
-        (("bench", "--shapes", _SHAPE, "-M", "3"), "-M, -N and -K"),
+        (("bench", "--shapes", _SHAPE, "-M", "3"), "-M, -N, -K"),
+        (("bench", "--suite", "rows", "--compiled"), "--compiled is for sizes"),
         (("bench", "--suite", "memory", "--device", "cpu"), "'cpu'"),
         (("explain", "--mask", "diagonal"), "mask='diagonal'"),
         (("explain", "--hdim", "577"), "577"),
@@ -451,8 +452,10 @@ def test_bench_exit_code_follows_the_bars(run, monkeypatch, measured, code):
         progress: Callable[[str], None],
         threads: int | None,
         shapes: list[tuple[int, ...]],
+        compiled: bool,
     ) -> Report:
         assert shapes == []
+        assert not compiled
         progress("under way")
         report = Report(name, {"extent": "quick" if quick else "full", "threads": str(threads)})
         report.at_least("speed", measured, 1.4, "x")
@@ -478,11 +481,15 @@ def test_bench_exit_code_follows_the_bars(run, monkeypatch, measured, code):
         (("gemm", "-M", "3", "-N", "5", "-K", "7,8"), ["3 x 5 x 7", "3 x 5 x 8"]),
     ],
 )
-def test_bench_sweeps(run, flags, shapes):
-    result = run("bench", "--quick", "--json", "--suite", *flags)
+def test_bench_sweeps(run, flags, shapes, monkeypatch):
+    """Beside compiled functions, which are not compiled here."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    result = run("bench", "--quick", "--json", "--compiled", "--suite", *flags)
     assert result.code == 0
     assert result.json["rows"] == []  # bars are for the suite's own shapes
     figures = [each["what"] for each in result.json["figures"]]
+    for each in result.json["figures"]:
+        assert ("torch.compile" in each["unit"]) == ("gradients" not in each["what"])
     assert all(any(shape in figure for figure in figures) for shape in shapes)
     assert all(any(shape in figure for shape in shapes) for figure in figures)
 

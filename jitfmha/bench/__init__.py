@@ -112,18 +112,20 @@ def run_suite(
     progress: Progress,
     threads: int | None = None,
     shapes: Sequence[tuple[int, ...]] = (),
+    compiled: bool = False,
 ) -> Report:
     """Run one suite of ``SUITES``; ``quick`` measures a part of it, in seconds.
 
     ``progress`` gets a line for each step, and ``threads`` is for suites that take them. ``shapes``
-    are measured in place of those that the bars are for, by suites whose shapes have ``sizes``.
+    are measured in place of those that the bars are for, by suites whose shapes have ``sizes``, and
+    where torch's functions are to be ``compiled``, too, beside these.
     Raises ``RuntimeError`` for a wrong result, and as :func:`suite` does.
     """
     if shapes:
         if not SUITES[name].sizes:
             raise ValueError(f"the suite {name!r} has shapes of its own, got shapes={shapes}")
         run = import_module(f".{name}", __name__).run
-        report: Report = run(quick, progress, shapes)
+        report: Report = run(quick, progress, shapes, compiled=compiled)
         return report
     if threads is None:
         return suite(name)(quick, progress)

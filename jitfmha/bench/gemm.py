@@ -14,7 +14,7 @@ from torch.nn import functional
 from ..gemm.interface import matmul
 from ..problem.torch_parts import int8_product
 from .report import Progress, Report
-from .timing import alternate, machine_here
+from .timing import alternate, beside_torch, compiled_side, machine_here
 
 # m, n, k.
 _SHAPES = (
@@ -26,10 +26,17 @@ _DTYPES = torch.float32, torch.bfloat16, torch.float16, torch.int8
 _LEAST_MEAN = 0.95
 
 
-def run(quick: bool, progress: Progress, given: Sequence[tuple[int, ...]] = ()) -> Report:
+def run(
+    quick: bool,
+    progress: Progress,
+    given: Sequence[tuple[int, ...]] = (),
+    *,
+    compiled: bool = False,
+) -> Report:
     """Measure with torch's threads; the bars are ratios of times to those of torch's functions.
 
-    They are for the suite's own shapes: of ``given`` ones, m, n and k, there are figures.
+    They are for the suite's own shapes: of ``given`` ones, m, n and k, there are figures, where
+    asked for also beside torch's functions ``compiled`` by ``torch.compile``.
     """
     report = Report("gemm", machine_here())
     ratios: dict[str, list[float]] = {}
@@ -38,15 +45,16 @@ def run(quick: bool, progress: Progress, given: Sequence[tuple[int, ...]] = ()) 
         one, other = ours(), theirs()
         bound = 0.05 * (1 + float(other.float().abs().max()))
         assert float((one.float() - other.float()).abs().max()) <= bound, f"{m} x {n} x {k} {dtype}"
-        times = alternate([ours, theirs], min_seconds=0.1 if quick else 0.3, calls=4)
+        sides = [ours, theirs, *compiled_side(theirs, compiled)]
+        times = alternate(sides, min_seconds=0.1 if quick else 0.3, calls=4)
         kind = str(dtype).removeprefix("torch.")
         ratios.setdefault(kind, []).append(times.ratio(1, 0))
         moved = (m * k + k * n) * dtype.itemsize + one.nbytes
         seconds = times.best(0)
         name = f"{m} x {n} x {k} {kind}"
-        text = f"GFLOP/s, {moved / seconds / 1e9:.1f} GB/s, {times.ratio(1, 0):.2f}x torch"
+        text = f"GFLOP/s, {moved / seconds / 1e9:.1f} GB/s, {beside_torch(times)}"
         report.figure(name, 2 * m * n * k / seconds / 1e9, text)
-        progress(f"{name}: {times.ratio(1, 0):.2f}x")
+        progress(f"{name}: {beside_torch(times)}")
     for kind, each in () if given else ratios.items():
         mean = geometric_mean(each)
         report.at_least(f"{kind}: geometric mean over torch's", mean, _LEAST_MEAN, "x")

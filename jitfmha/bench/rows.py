@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ..rows.interface import layer_norm, rms_norm, softmax
 from .report import Progress, Report
-from .timing import alternate, machine_here
+from .timing import alternate, beside_torch, compiled_side, machine_here
 
 _SHAPES = ((16, 128), (512, 64), (1024, 1000), (4096, 128), (2048, 4096), (64, 131072))
 _QUICK_SHAPES = ((512, 64), (512, 4096))
@@ -23,10 +23,17 @@ _LEAST_MEAN, _LEAST_ANY = 1.2, 0.95
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.02}
 
 
-def run(quick: bool, progress: Progress, given: Sequence[tuple[int, ...]] = ()) -> Report:
+def run(
+    quick: bool,
+    progress: Progress,
+    given: Sequence[tuple[int, ...]] = (),
+    *,
+    compiled: bool = False,
+) -> Report:
     """Measure with torch's threads; the bars are ratios of times to those of torch's functions.
 
-    They are for the suite's own shapes: of ``given`` ones, rows and columns, there are figures.
+    They are for the suite's own shapes: of ``given`` ones, rows and columns, there are figures,
+    where asked for also of what has no gradients beside torch's functions ``compiled``.
     """
     report = Report("rows", machine_here())
     shapes, dtypes = (_QUICK_SHAPES, _DTYPES[:2]) if quick else (_SHAPES, _DTYPES)
@@ -36,12 +43,13 @@ def run(quick: bool, progress: Progress, given: Sequence[tuple[int, ...]] = ()) 
             for one, other in zip(ours(), theirs(), strict=True):
                 bound = _TOLERANCE[dtype] * (1 + float(other.abs().max()))
                 assert float((one - other).abs().max()) <= bound, f"{what} of {shape}"
-            times = alternate([ours, theirs], min_seconds=0.1 if quick else 0.3, calls=4)
+            sides = [ours, theirs, *compiled_side(theirs, compiled and "gradients" not in what)]
+            times = alternate(sides, min_seconds=0.1 if quick else 0.3, calls=4)
             ratios.setdefault(what, []).append(times.ratio(1, 0))
             name = f"{what}, {'x'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}"
             gbytes = moved / times.best(0) / 1e9
-            report.figure(name, gbytes, f"GB/s, {times.ratio(1, 0):.2f}x torch")
-            progress(f"{name}: {times.ratio(1, 0):.2f}x")
+            report.figure(name, gbytes, f"GB/s, {beside_torch(times)}")
+            progress(f"{name}: {beside_torch(times)}")
     for what, each in () if given else ratios.items():
         mean = geometric_mean(each)
         report.at_least(f"{what}: geometric mean over torch's", mean, _LEAST_MEAN, "x")

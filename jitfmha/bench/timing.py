@@ -77,6 +77,23 @@ def alternate(
     return Timings(rounds)
 
 
+def compiled_side(theirs: Callable[[], object], wanted: bool) -> list[Callable[[], object]]:
+    """The function of torch's compiled by ``torch.compile``, alone in a list, where it is wanted.
+
+    Nothing that was compiled before counts against torch's limit of shapes.
+    """
+    if not wanted:
+        return []
+    torch.compiler.reset()
+    return [torch.compile(theirs, dynamic=False)]
+
+
+def beside_torch(times: Timings) -> str:
+    """How many times as long torch's function takes as ours, and compiled, if that was timed."""
+    others = zip(("torch", "torch.compile"), range(1, len(times.rounds[0])), strict=False)
+    return ", ".join(f"{times.ratio(i, 0):.2f}x {name}" for name, i in others)
+
+
 def finished(step: Callable[[], object], device: torch.device) -> Callable[[], object]:
     """The step, waiting for the GPU if it runs on one."""
 

@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
                 progress=step,
                 threads=args.threads,
                 shapes=shapes,
+                compiled=args.compiled,
             )
         except SuiteNotAvailable as error:
             raise UsageError(str(error)) from None
@@ -73,6 +74,8 @@ def _shapes_of_suite(args: argparse.Namespace) -> list[tuple[int, ...]]:
         if name not in sizes:
             raise UsageError(f"-{name} is not for --suite {args.suite}")
     if not given:
+        if args.compiled:
+            raise UsageError("--compiled is for sizes that -M, -N and -K give")
         return []
     if missing := [f"-{name}" for name in sizes if name not in given]:
         raise UsageError(f"--suite {args.suite} needs {' and '.join(missing)}, too")
@@ -82,8 +85,8 @@ def _shapes_of_suite(args: argparse.Namespace) -> list[tuple[int, ...]]:
 def _run_shapes(args: argparse.Namespace) -> int:
     if args.quick or args.threads is not None:
         raise UsageError("--quick and --threads are for suites, not for --shapes")
-    if args.M or args.N or args.K:
-        raise UsageError("-M, -N and -K are for --suite rows and gemm, not for --shapes")
+    if args.M or args.N or args.K or args.compiled:
+        raise UsageError("-M, -N, -K and --compiled are for --suite rows and gemm alone")
     seconds = 2.0 if args.seconds is None else args.seconds
     if not 0 <= seconds <= 3600:
         raise UsageError(f"--seconds must be from 0 to 3600, got {args.seconds}")

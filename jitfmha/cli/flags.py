@@ -532,6 +532,8 @@ def _add_bench(commands: Any) -> None:
     for name, what_it_is in (("M", "rows"), ("N", "columns"), ("K", "what products sum over")):
         of = f"with --suite rows or gemm, measured in place of its shapes: {what_it_is}, such as "
         flag(f"-{name}", type=_sweep, metavar="SIZES", help=f"{of}4096, 512,1000 or 256..8192")
+    compiled = "with these sizes: also beside torch's functions compiled by torch.compile"
+    flag("--compiled", action="store_true", help=compiled)
     flag(
         "--peers",
         nargs="*",
