@@ -163,13 +163,11 @@ def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
     return device_spec(kernel.name, kernel.arch, template, values, headers, why)
 
 
-def refuse_form_of_fp8(traits: RowTraits, target: AmdTarget) -> None:
+def refuse_form_of_fp8(name: str, dtype: str, target: AmdTarget) -> None:
     """Raise ``NotImplementedError`` where the chip rounds to no such numbers."""
     own = architecture(target.arch).fp8_dtype
-    if traits.out_dtype in FP8_NAMES.values() and traits.out_dtype != own:
-        raise NotImplementedError(
-            f"out_dtype is {traits.out_dtype}; {target} rounds to {own} and int8"
-        )
+    if dtype in FP8_NAMES.values() and dtype != own:
+        raise NotImplementedError(f"{name} is {dtype}; {target} rounds to {own} and int8")
 
 
 def width_of_loads(
@@ -242,7 +240,7 @@ class AmdRows(StructLauncher):
         columns: int,
     ) -> None:
         """Raises ``NotImplementedError`` where the chip has no such form of fp8."""
-        refuse_form_of_fp8(traits, target)
+        refuse_form_of_fp8("out_dtype", traits.out_dtype, target)
         super().__init__(target)
         self._traits, self._direction = traits, direction
         self._rows, self._columns = rows, columns

@@ -75,7 +75,6 @@ def _prepare(arguments: RowBackwardArguments) -> Run:
     rows = x.numel() // columns
     target = target_of(x.device)
     wanted = (weight is not None and wants_weight) + (bias is not None)
-    wanted = (weight is not None and wants_weight) + (bias is not None)
 
     def blocks_for(shares: int) -> int:
         blocks = min(rows, max(rows * columns // _LEAST_BLOCK_ELEMENTS, 1))

@@ -116,7 +116,7 @@ def _amd_kernel(
 ) -> RowKernel:
     """The one for tensors where these lie; what is new lies at multiples of loads."""
     kind, x, residual, weight, bias, *_ = arguments
-    refuse_form_of_fp8(traits, target)
+    refuse_form_of_fp8("out_dtype", traits.out_dtype, target)
     columns = x.shape[-1]
     (of_x, stride), (of_residual, residual_stride) = _place(x), _place(residual)
     of_weight, of_bias = (0 if each is None else each.data_ptr() for each in (weight, bias))

@@ -7,13 +7,13 @@ from functools import cache
 from typing import NamedTuple
 
 from ... import jit
-from ...amd.chips import Arch, architecture
+from ...amd.chips import Arch
 from ...amd.kernel_arguments import DEVICE
 from ...kernels.compiled.device_spec import device_spec
 from ...kernels.struct_launcher import StructLauncher
 from ...planning.target import AmdTarget
-from ...problem.dtypes import DTYPE_BYTES, FP8_NAMES
-from ..amd import ELEMENTS, LARGEST, LOAD_BYTES
+from ...problem.dtypes import DTYPE_BYTES
+from ..amd import ELEMENTS, LARGEST, LOAD_BYTES, refuse_form_of_fp8
 from .problem import MOST_NUMBER, N_TENSORS, HeadArguments, HeadTraits
 from .structs import cpp
 
@@ -115,11 +115,7 @@ class AmdHeads(StructLauncher):
 
     def __init__(self, traits: HeadTraits, target: AmdTarget, arguments: HeadArguments) -> None:
         """Raises ``NotImplementedError`` where the chip has no such form of fp8."""
-        own = architecture(target.arch).fp8_dtype
-        if traits.cache_dtype in FP8_NAMES.values() and traits.cache_dtype != own:
-            raise NotImplementedError(
-                f"k_cache is {traits.cache_dtype}; {target} rounds to {own} and int8"
-            )
+        refuse_form_of_fp8("k_cache", traits.cache_dtype, target)
         super().__init__(target)
         parts = arguments.q, arguments.k, arguments.v
         tokens = arguments.first.shape[:-2].numel()
