@@ -250,7 +250,7 @@ class Work(NamedTuple):
             return steps * of_step
         steps += self.shared * self.steps / self.sharing
         # Parts are written and read.
-        moved = machine.cycles_of_bytes(2 * 4 * self.parts(tile)) / machine.compute_units
+        moved = 2 * 4 * self.parts(tile) / machine.bytes_per_second * machine.clock.peak
         return steps * of_step + moved + _COMBINE_CYCLES
 
     @classmethod
