@@ -151,10 +151,12 @@ class Lengths(NamedTuple):
 
     Attributes:
         queries, keys: over the mean, the longest first; as many sequences have one as another.
+        longest_keys: over the mean, which the launch splits for.
     """
 
     queries: Sequence[float]
     keys: Sequence[float]
+    longest_keys: float
 
 
 def lengths_of_packs(
@@ -170,12 +172,12 @@ def lengths_of_packs(
     lengths: list[Lengths] = []
     if counts == 1 or keys < 0:
         equal: list[float] = [1.0]
-        lengths.append(Lengths(equal, equal))
+        lengths.append(Lengths(equal, equal, 1.0))
     if counts == 1:
         return lengths
     if keys < 0:
         uneven = _shares(-1, counts)
-        lengths.append(Lengths(uneven, uneven))
+        lengths.append(Lengths(uneven, uneven, uneven[0]))
         return lengths
     longest_q = keys if queries < 0 else queries
     of_queries = _shares(longest_q, counts)
@@ -187,7 +189,7 @@ def lengths_of_packs(
     for i in range(counts - chunks):
         others += of_keys[chunks + i]
     if longest_q < _MIXED * keys or others == 0:
-        lengths.append(Lengths(of_queries, of_keys))
+        lengths.append(Lengths(of_queries, of_keys, of_keys[0]))
         return lengths
     chunk_queries: list[float] = []
     mixed: list[float] = []
@@ -199,7 +201,7 @@ def lengths_of_packs(
         mixed.append(of_prompt if i < chunks else rest * of_keys[i] / others)
         if i < chunks:
             rest -= of_prompt
-    lengths.append(Lengths(chunk_queries, mixed))
+    lengths.append(Lengths(chunk_queries, mixed, of_keys[0]))
     return lengths
 
 

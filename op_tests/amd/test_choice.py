@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -21,11 +20,9 @@ from jitfmha.flash_attn import flash_attn_with_kvcache
 from jitfmha.jit.errors import CompilerNotFound
 from jitfmha.jit.resources import hsa_dir
 from jitfmha.jit.toolchain import device_hip
-from jitfmha.kernels.compiled.split_policy import compiled_seconds
 from jitfmha.kernels.cycles import kernel_cycles
 from jitfmha.kernels.estimate import forward_estimate, lengths_of
 from jitfmha.kernels.launch_estimate import WAITED_FOR, Lengths, Machine, Moved
-from jitfmha.kernels.ready.key_split import Splits
 from jitfmha.planning.plan import Plan
 from jitfmha.planning.target import Target
 from jitfmha.problem.arguments import Arguments
@@ -253,11 +250,11 @@ def test_the_lengths_that_are_assumed(batch):
     tensors, options = packed([64] * batch, 64)
     problem = make_problem(Arguments.of(*tensors, options))
     equal, exponential = lengths_of(problem)
-    assert equal == ([1.0], [1.0])
+    assert equal == ([1.0], [1.0], 1.0)
     for twice in range(2, 2 * min(batch, 8) + 1):
         (told,) = lengths_of(problem._replace(unevenness=(2, twice)))
         assert told.queries == pytest.approx([1.0] * min(batch, 8))
-        assert told.keys[0] == twice / 2
+        assert told.keys[0] == told.longest_keys == twice / 2
         for shares in (told.keys, exponential.keys):
             assert sum(shares) == pytest.approx(len(shares))
             assert list(shares) == sorted(shares, reverse=True)
@@ -295,29 +292,10 @@ def test_an_engine_gets_the_first_tiles_of_all_sequences():
 
     def seconds(longest: int) -> float:
         """Of one with so many queries among those with one, of 44 on average."""
-        lengths = Lengths([(longest - 1) / 43] + [0.0] * 23, [1.0] * 24)
+        lengths = Lengths([(longest - 1) / 43] + [0.0] * 23, [1.0] * 24, 1.0)
         return estimate.seconds_of(lengths, 44, 4000, 1)
 
     assert seconds(1024) > 2 * seconds(1040)
-
-
-def test_splits_are_those_of_the_longest_keys():
-    """Also where others have the most queries, since launches know nothing else."""
-    taken: list[int] = []
-
-    def seconds_of(*asked: Any) -> float:
-        taken.append(asked[-1])
-        return 0.0
-
-    call = SimpleNamespace(lengths=[Lengths([2.0, 0.0], [0.5, 1.5])])
-    estimate: Any = SimpleNamespace(call=call, seconds_of=seconds_of)
-    splits: Any = SimpleNamespace(
-        tiles=lambda _, seqlen_k: seqlen_k,
-        of_tiles=lambda _, tiles: Splits(tiles, 0),
-        seconds_to_combine=lambda *_: 0.0,
-    )
-    compiled_seconds(estimate, splits, 10, 100)
-    assert taken == [150]
 
 
 def test_memory_bounds_a_launch_and_is_waited_for_by_few_waves():

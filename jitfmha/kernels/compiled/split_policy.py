@@ -77,7 +77,7 @@ def compiled_seconds(
     for lengths in estimate.call.lengths:
         # As many as pay for the longest sequences.
         longest_q = round(lengths.queries[0] * seqlen_q)
-        tiles = splits.tiles(longest_q, round(max(lengths.keys) * seqlen_k))
+        tiles = splits.tiles(longest_q, round(lengths.longest_keys * seqlen_k))
         num_splits = splits.of_tiles(longest_q, tiles).num_splits
         seconds += estimate.seconds_of(lengths, seqlen_q, seqlen_k, num_splits)
         seconds += splits.seconds_to_combine(longest_q, num_splits)
