@@ -87,7 +87,7 @@ fwd -prec=fp32 -b=1 -h=2 -h_k=0 -d=24 -d_v=0 -s=33 -s_k=40 -init=ni -lse=1 -scal
 fwd -prec=int8 -b=1 -h=2 -d=24 -s=33 -s_k=40 -init=uf:q -squant=1 -range_q=2 -range_k=2
 fwd -prec=bf16 -mode=1 -b=2 -h=2 -d=32 -s=33,5 -s_k=40,70 -s_kpad=50,70 -logits_soft_cap=3
 fwd -prec=bf16 -b=1 -h=1 -d=32 -s=40 -s_k=90 -mask=b:16,3,4
-fwd -prec=bf16 -mode=1 -b=2 -h=2 -d=32 -s=130,3 -s_k=190,200 -page_block_size=16 -mask=2
+fwd -prec=bf16 -mode=1 -h=2 -d=32 -s=150,3,3 -s_k=230,200,70 -page_block_size=16 -mask=2
 fwd -prec=bf16 -b=3 -h=2 -h_k=1 -d=32 -s=5 -s_k=70 -s_knew=5 -rotary_dim=16 -mask=2 -lse=1
 fwd -prec=bf16 -b=2 -h=2 -d=32 -s=3 -s_k=40 -s_knew=9 -rotary_dim=32 -rotary_interleaved=0 \
   -page_block_size=16 -iperm=0
