@@ -19,6 +19,7 @@ from untyped import explain
 from jitfmha import emulate
 from jitfmha.planning import measured_file
 from jitfmha.planning.absent import absent_target
+from jitfmha.planning.level import LEVEL
 from jitfmha.planning.measured import (
     Lengths,
     Machine,
@@ -425,9 +426,9 @@ def test_a_tree_that_is_named_may_take_a_tenth_longer():
 
 
 def test_what_was_measured_to_be_the_quickest_need_not_be_much_quicker():
-    first, other = Estimated("a", 1e-9), Estimated("b", 0.99e-9)
+    first, other = Estimated("a", 1e-9), Estimated("b", 0.995e-9)
     assert Contest((first, other)).best(1, 2048) is first
-    times = {(1, 2048): seen({first: 1.0, other: 0.99})}
+    times = {(1, 2048): seen({first: 1.0, other: 0.995})}
     assert Contest((first, other), times).best(1, 2048) is other
 
 
@@ -461,11 +462,11 @@ def test_drawn_contests(seed):
                 assert found == pytest.approx(list(expected.values()))
                 best = contest.best(1, keys)
                 least = min(expected.values())
-                assert expected[best] <= 1.03 * least
+                assert expected[best] <= LEVEL * least
                 if off[there] == 0:
                     assert expected[best] == least
                 else:
-                    assert best is next(x for x in plans if expected[x] <= 1.03 * least)
+                    assert best is next(x for x in plans if expected[x] <= LEVEL * least)
 
 
 def test_reading_anew(file):

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 _STEP_BITS = 5
 # Of keys at least so many.
 _LEAST_KEY_BITS = 5
-# Over the least estimate, up to which plans are level, so that their order decides. Of drawn calls
-# half have estimates that are off by more than 5 % against each other. What comes first in order is
-# there, or takes less to begin with: the first call need not wait for a compiler, nor each call for
-# work to be listed. Whether a cache has a kernel already is not looked at, since then a call would
-# depend on what others did before.
-LEVEL = 1.03
+# Over the least estimate, up to which plans are level, so that their order decides: little, since
+# estimates are off against each other, and what is taken should be within 5 % of the quickest. What
+# comes first in order is there, or takes less to begin with: the first call need not wait for a
+# compiler, nor each call for work to be listed. Whether a cache has a kernel already is not looked
+# at, since then a call would depend on what others did before.
+LEVEL = 1.01
 
 
 def key_step(seqlen_k: int) -> int:
