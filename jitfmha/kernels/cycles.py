@@ -43,8 +43,24 @@ def kernel_cycles(
     """The cycles of a kernel: one entry for each number of rows, the fewest first.
 
     Of ready kernels that is the size of a tile; compiled ones take less where some of their waves
-    have no rows. ``dtype`` is that of queries, "fp8" for both forms.
+    have no rows. Ready forward kernels with masks have two entries for a tile: with rows for one
+    wave alone, and with all. A mask hides keys from waves with rows, which pass over them; those
+    without rows go through all. ``dtype`` is that of queries, "fp8" for both forms.
     """
+    found = _measured_cycles(arch, kernels, part, dtype, hdims, is_masked)
+    if not (kernels == "ready" and part == "forward" and is_masked):
+        return found
+    unmasked = _measured_cycles(arch, kernels, part, dtype, hdims, is_masked=False)
+    both: list[KernelCycles] = []
+    for masked, plain in zip(found, unmasked, strict=True):
+        once = tuple(map(max, masked.once, plain.once))
+        both += masked._replace(once=once), masked
+    return tuple(both)
+
+
+def _measured_cycles(
+    arch: Arch, kernels: CyclesOf, part: Part, dtype: str, hdims: tuple[int, int], is_masked: bool
+) -> tuple[KernelCycles, ...]:
     wanted = arch, kernels, part, is_masked
     rows = [row for row in _rows() if row[:4] == wanted]
     of_dtype = [row for row in rows if row.dtype == dtype]

@@ -80,12 +80,12 @@ class KernelCycles(NamedTuple):
         return self.once[shared - 1] + self.of_row[shared - 1] * rows
 
     def towards(self, other: KernelCycles, rows: float) -> KernelCycles:
-        """Between these and the ``other`` ones of a kernel whose waves without rows do nothing.
+        """Between these with rows for one wave and the ``other`` ones with rows for all.
 
         Workgroups have so many ``rows`` on average, of which a wave has `WAVE_ROWS`.
         """
         waves = ceil(min(rows, other.rows) / WAVE_ROWS)
-        share = (waves * WAVE_ROWS - self.rows) / (other.rows - self.rows)
+        share = (waves - 1) * WAVE_ROWS / (other.rows - WAVE_ROWS)
         return KernelCycles(
             int(self.rows + share * (other.rows - self.rows)),
             _between(self.of_row, other.of_row, share),
@@ -407,18 +407,19 @@ class EstimatedKernel(NamedTuple):
         """The cycles of its workgroups, of those that were measured: the fewest rows first.
 
         Waves of compiled kernels for many rows go through keys where they have rows alone, and
-        those of others in any case.
+        those of others in any case; without rows, through those that a mask hides from others, too.
         """
         last = cycles[len(cycles) - 1]
         if self.is_compiled and not self.is_decode:
             count = len(cycles) if ts_qo >= last.rows else 1
             of_waves: list[KernelCycles] = [cycles[i] for i in range(count)]
             return of_waves
-        found = last.with_rows(ts_qo)
+        of_tile: list[KernelCycles] = []
         for each in cycles:
             if each.rows == ts_qo:
-                found = each
-        of_tile: list[KernelCycles] = [found]
+                of_tile.append(each)  # noqa: PERF401 - only loops with conditions are translated
+        if len(of_tile) == 0:
+            of_tile.append(last.with_rows(ts_qo))
         return of_tile
 
 
