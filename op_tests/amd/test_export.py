@@ -259,6 +259,7 @@ FORWARD_CASES: Sequence[tuple[str, dict[str, Any]]] = (
     ("gfx950", {"lengths": ((3, 1900), (2, 2100)), "hdims": (64, 64)}),
     ("gfx942", {"batch": 2, "lengths": ((33, 129),), "heads": (4, 2), "mask": 2, "fp8": "each"}),
     ("gfx950", {"batch": 1, "lengths": ((1, 1500),), "layout": "bhsd", "fp8": "one"}),
+    ("gfx942", {"batch": 2, "lengths": ((33, 70),), "fp8": "none"}),
     ("gfx950", {"lengths": ((0, 5), (65, 64), (3, 65)), "heads": (3, 3), "gap": 3, "fp8": "each"}),
 )
 
@@ -270,7 +271,8 @@ def test_forward_is_that_of_python(chip, changes, has_lse, calls, rng, poisoned_
     descales = changes.get("fp8")
     others = {name: x for name, x in changes.items() if name != "fp8"}
     dtype = FP8[chip] if descales else dtype
-    problem = AmdProblem(rng, dtype=dtype, descales=descales, **others)
+    others["descales"] = None if descales == "none" else descales
+    problem = AmdProblem(rng, dtype=dtype, **others)
     max_seqlen_q = 150 if problem.is_group else None
     with emulate(chip):
         out, lse = fmha_fwd(
@@ -446,8 +448,8 @@ FP8_CALL = {"dtype": 2, "hdim_q": 128, "hdim_v": 128} | {
         ({"softmax_scale": 0.0}, "invalid_argument: softmax_scale is 0"),
         ({"dtype": 8}, "invalid_argument: dtype is 8"),
         (
-            {"dtype": 2, "hdim_q": 128, "hdim_v": 128},
-            r"invalid_argument: q_descale\.scales is null",
+            {"dtype": 2, "hdim_q": 128, "hdim_v": 128, "k_descale": Descale(token=1)},
+            r"invalid_argument: k_descale\.scales is null, and k_descale.token 1",
         ),
         ({"dtype": 3}, "unsupported: dtype is fp8_e4m3fn; the fp8 of gfx942 is fp8_e4m3fnuz"),
         ({"dtype": 2}, "unsupported: no kernel for fp8_e4m3fnuz, hdim 64x64"),

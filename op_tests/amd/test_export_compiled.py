@@ -537,15 +537,17 @@ def test_packed_pages_are_those_of_python(calls, rng):
         calls.plan(arguments)
 
 
-@pytest.mark.parametrize("form", ["each token", "tokens of k", "tokens of v", "each head"])
+@pytest.mark.parametrize("form", ["each token", "tokens of k", "tokens of v", "each head", "k"])
 def test_scales_are_those_of_python(form, calls, rng):
-    scales = "each head" if form == "each head" else "each token"
+    scales = "each head" if form in ("each head", "k") else "each token"
     call = kind("gfx950", "int8", (64, 40), 0, (), scales=scales, lengths=((129, 70),) * 2)
     given = drawn_inputs(replace(call, heads=(4, 2)), rng)
     if form == "tokens of k":
         given.options["v_descale"] = torch.full((1,), 1 / 64)
     elif form == "tokens of v":
         given.options["k_descale"] = torch.rand(2, 2, generator=rng) / 64
+    elif form == "k":  # the others are 1
+        del given.options["q_descale"], given.options["v_descale"]
     arguments = arguments_of(replace(call, heads=(4, 2)), given, ForwardArguments)
     set_descales(arguments, given)
     inputs = given.q, given.k, given.v

@@ -30,7 +30,7 @@ const aiter::DropSeedOffset kSeedAndOffset =
     std::pair<const void*, const void*>(at(40), static_cast<char*>(at(40)) + 8);
 
 aiter::mha_fwd_args forward() {
-  return {false,  false,  1,      "fp16",  true,    2,      true,   0,       true,
+  return {false,  false,  1,      "fp16",  true,    2,      true,   1,       true,
           at(1),  at(2),  at(3),  at(4),   at(5),   at(6),  at(7),  at(8),   at(9),
           at(10), at(11), at(12), nullptr, nullptr, at(13), at(14), nullptr, nullptr,
           at(15), 11,     12,     3,       14,      15,     16,     8,       4,
@@ -69,6 +69,8 @@ void test_forward() {
   EXPECT(to.bias_query == 20 && to.bias_head == 26 && to.bias_batch == 36);
   args.has_lse = args.has_sink = false;
   EXPECT(aiter::converted(args, &to) && !to.lse && !to.sink);
+  args.qscale_type = aiter::no_scale;
+  EXPECT(aiter::converted(args, &to) && !to.q_descale.scales && !to.v_descale.scales);
   args.cu_seqlen_q_ptr = args.cu_seqlen_k_ptr = nullptr;
   EXPECT(aiter::converted(args, &to) && is(to.cu_seqlens_q, 11) && !to.cu_seqlens_q_padded);
 }
@@ -159,14 +161,24 @@ void test_batch_prefill() {
   aiter::mha_batch_prefill_args args = batch_prefill();
   args.seqstart_k_ptr = at(14);
   jitfmha::MhaFwdArgs to;
-  EXPECT(aiter::converted(args, "bf16", true, 2, 0, true, 0, &to));
+  EXPECT(aiter::converted(args, "bf16", true, 2, 0, true, 1, &to));
   EXPECT(is(to.block_table, 13) && to.block_table_stride == 9 && to.has_packed_pages);
   EXPECT(to.page_size == 16 && to.num_pages == 50 && is(to.cu_seqlens_k, 14));
   EXPECT(is(to.q_descale.scales, 5) && is(to.lse, 9) && is(to.out, 10) && is(to.sink, 12));
   EXPECT(are(to.q_strides, 30, 17, 23) && are(to.out_strides, 36, 22, 29));
   EXPECT(to.dropout_p == 0.25 && is(to.rng_state, 40));
+  EXPECT(!to.cu_seqlens_k_padded);
+  EXPECT(aiter::converted(args, "bf16", true, 2, 0, true, 0, &to) && !to.q_descale.scales);
   args.kv_lookup_table = aiter::SGLANG_PAGE_TABLE_1D;
   EXPECT(!aiter::converted(args, "bf16", true, 2, 0, true, 0, &to));
+  args.kv_indptr = at(20);
+  EXPECT(aiter::converted(args, "bf16", true, 2, 0, true, 0, &to));
+  EXPECT(is(to.block_table, 13) && to.block_table_stride == -1);
+  EXPECT(is(to.cu_seqlens_k, 14) && is(to.cu_seqlens_k_padded, 20));
+  args.seqstart_k_ptr = nullptr;
+  EXPECT(!aiter::converted(args, "bf16", true, 2, 0, true, 0, &to));
+  args.page_block_size = 1;
+  EXPECT(aiter::converted(args, "bf16", true, 2, 0, true, 0, &to) && is(to.cu_seqlens_k, 20));
 }
 
 aiter::mha_bwd_args backward() {
