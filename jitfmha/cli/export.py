@@ -41,7 +41,7 @@ def selected(args: argparse.Namespace) -> Selection:
     for name in ("kv_dtype", "out_dtype", "bias_dtype"):
         if getattr(args, name) is not None:
             chosen[name] = getattr(args, name)
-    for name in ("few_queries", "persistent"):
+    for name in ("few_queries", "persistent", "far_rows"):
         if getattr(args, name):
             chosen[name] = True
     if args.hdim is not None:

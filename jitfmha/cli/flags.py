@@ -451,6 +451,8 @@ def _add_export(commands: Any) -> None:
     flag("--few-queries", action="store_true", help=few)
     lists = "also compile those with persistent workgroups: of uneven sequences, and under masks"
     flag("--persistent", action="store_true", help=lists)
+    far = "also compile those for rows that are 16 MiB or more apart"
+    flag("--far-rows", action="store_true", help=far)
     flag("--mask", nargs="+", choices=["none", "causal"], help="(default: both)")
     flag("--mode", nargs="+", choices=_MODES, help="batch, packed (default: both)")
     rounding = "how gfx942 rounds to bf16 (default: all three, and of compiled kernels rtne)"

@@ -90,6 +90,8 @@ class Selection(NamedTuple):
         few_queries: whether forward calls of few queries get kernels of their own, too.
         persistent: whether forward calls whose rows see more or less of the keys get kernels with
             persistent workgroups, too.
+        far_rows: whether calls whose rows are 16 MiB or more apart get kernels, too, one for any
+            number of queries.
         appends: whether keys are appended to caches, by kernels of their own.
         receipt: what is compiled and what comes ready passes it.
     """
@@ -107,6 +109,7 @@ class Selection(NamedTuple):
     kv_dtype: str | None = None
     few_queries: bool = False
     persistent: bool = False
+    far_rows: bool = False
     appends: bool = False
     out_dtype: str | None = None
     bias_dtype: str | None = None
@@ -130,7 +133,7 @@ def selection_of(
         return Selection(arches, **chosen)
     of_all = (
         *("bf16_cvts", "kv_dtype", "out_dtype", "bias_dtype"),
-        *("few_queries", "persistent", "appends"),
+        *("few_queries", "persistent", "far_rows", "appends"),
     )
     given = {name: x for name, x in chosen.items() if name not in of_all and x is not None}
     if "dtypes" in given:
@@ -211,7 +214,8 @@ class CompiledFor(NamedTuple):
         features: words that are joined by "+"; none for a plain call.
         has_wide_pages: whether pages are multiples of a wave's rows.
         slices, columns: of the output's columns there are as many slices, of so many.
-        far_stride_bytes: from where on rows are too far apart.
+        far_stride_bytes: from where on rows are far apart.
+        has_far_rows: whether it serves those, else the others.
         stacks_heads: whether the query heads that share a key head are rows of the same tiles.
         most_stacked_queries: with how many queries they are, at most.
         decode_blocks: of kernels for decoding: the rows of a workgroup, in blocks; else 0.
@@ -226,6 +230,7 @@ class CompiledFor(NamedTuple):
     slices: int
     columns: int
     far_stride_bytes: int
+    has_far_rows: bool
     stacks_heads: bool
     most_stacked_queries: int
     decode_blocks: int
@@ -264,7 +269,7 @@ class BackwardKernels(NamedTuple):
         has_roundings: whether ``bf16_cvt`` makes a difference.
         adds_dq_up: whether dq is added up in float32, by all workgroups together.
         is_deterministic: whether its order is always one.
-        far_stride_bytes: from where on rows are too far apart.
+        far_stride_bytes, has_far_rows: as ``CompiledFor`` has them.
         of_queries, of_keys: the cycles that estimates count, of a kernel of dq alone and of the one
             of dk and dv.
         features: as ``CompiledFor`` has them.
@@ -277,6 +282,7 @@ class BackwardKernels(NamedTuple):
     adds_dq_up: bool
     is_deterministic: bool
     far_stride_bytes: int
+    has_far_rows: bool
     name: str
     kernels: tuple[BackwardKernel, ...]
     image: bytes
@@ -336,6 +342,7 @@ def ready_backward_kernels(selection: Selection) -> Iterator[BackwardKernels]:
                 adds_dq_up=True,
                 is_deterministic=listed.is_deterministic,
                 far_stride_bytes=FAR_STRIDE_BYTES,
+                has_far_rows=False,
                 name=row.name,
                 kernels=kernels,
                 image=_image(tree, listed),
@@ -421,14 +428,15 @@ def forward_passes(
     Of the kernels that serve a call, that is the one which serves any lengths and heads, with keys
     in pages the one for many queries, and where they are selected those for few. Where plain calls
     are named among the features, they get compiled kernels beside those that come ready, which have
-    no windows and no splits of a given number. Where neither few queries nor head dimensions,
-    features or a profile are named, all that is selected comes ready.
+    no windows and no splits of a given number. Where neither few queries, far rows nor head
+    dimensions, features or a profile are named, all that is selected comes ready.
 
     Raises ``NotImplementedError``, ``TypeError`` or ``ValueError`` where nothing can be compiled.
     """
     named = selection.hdims, selection.features, selection.subsets, selection.declared
     dtypes = selection.kv_dtype, selection.out_dtype
-    if not any((*named, *dtypes, selection.few_queries, selection.persistent)):
+    are_others = selection.few_queries or selection.persistent or selection.far_rows
+    if not any((*named, *dtypes, are_others)):
         return ()
     served = {_kind_of_row(each.arch, each.row) for each in ready}
     if PLAIN in (selection.features or ()):
@@ -438,7 +446,7 @@ def forward_passes(
     for arch, wanted in _combinations(selection, "forward"):
         has_plain_out = _out_dtype(selection, wanted) == wanted.out_dtype
         is_served = has_plain_out and _kind_of_call(arch, wanted) in served
-        if is_served and not (selection.few_queries or selection.persistent):
+        if is_served and not are_others:
             continue
         try:
             for problem in _problems(selection, wanted, arch):
@@ -446,6 +454,8 @@ def forward_passes(
                 if not is_served:
                     passes += _variants(traits)
                     passes += _of_many_queries(problem, traits)
+                if selection.far_rows and traits.access == "near":
+                    passes += _variants(replace(traits, access="far"))
                 if selection.persistent:
                     for each in _of_lists(problem, traits):
                         passes += _variants(each)
@@ -467,7 +477,10 @@ def backward_passes(selection: Selection) -> tuple[BackwardTraits, ...]:
     for arch, wanted in _combinations(selection, "backward"):
         try:
             for problem in _problems(selection, wanted, arch):
-                passes += _variants(BackwardTraits.of(problem, arch))
+                traits = BackwardTraits.of(problem, arch)
+                passes += _variants(traits)
+                if selection.far_rows:
+                    passes += _variants(replace(traits, access="far"))
         except _REFUSALS as error:
             refusals.append(error)
     return _each_once(passes, refusals)
@@ -723,6 +736,7 @@ def compiled_forward(traits: ForwardTraits) -> ForwardKernel:
         slices=traits.slices,
         columns=traits.made_columns,
         far_stride_bytes=far,
+        has_far_rows=traits.access == "far",
         stacks_heads=traits.stacks_heads,
         most_stacked_queries=tile.tile_q // 2,
         decode_blocks=traits.decode_blocks or 0,
@@ -764,6 +778,7 @@ def compiled_backward(traits: BackwardTraits) -> BackwardKernels:
         adds_dq_up=False,
         is_deterministic=True,
         far_stride_bytes=far_stride_bytes(traits.tile),
+        has_far_rows=traits.access == "far",
         name=traits.name,
         kernels=kernels,
         image=jit.read(backward_spec(traits)),

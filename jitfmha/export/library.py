@@ -241,7 +241,7 @@ def _forward_entry(kernel: ForwardKernel) -> str:
     if made is not None:
         numbers = (
             f"{_bool(made.has_wide_pages)}, "
-            f"{made.slices}, {made.columns}, {made.far_stride_bytes}, "
+            f"{made.slices}, {made.columns}, {made.far_stride_bytes}, {_bool(made.has_far_rows)}, "
             f"{_bool(made.stacks_heads)}, {made.most_stacked_queries}, {made.decode_blocks}, "
             f"{made.row_blocks}, {_bool(made.takes_turns)}"
         )
@@ -266,6 +266,7 @@ def _backward_entry(each: BackwardKernels) -> str:
         f"{{{_arch(each.arch)}, {row_in_cpp(row)}, DataType::{each.dtype}, "
         f'"{each.features}", {_bool(each.has_roundings)}, '
         f"{_bool(each.adds_dq_up)}, {_bool(each.is_deterministic)}, {each.far_stride_bytes}, "
+        f"{_bool(each.has_far_rows)}, "
         f'"{each.name}", {{{launches}}}, {part_in_cpp(each.of_queries)}, '
         f"{part_in_cpp(each.of_keys)}, {_image(each, row.file)}}},"
     )

@@ -649,6 +649,43 @@ def check_like_python(
     return str(kernel)
 
 
+def test_far_rows_are_those_of_python(tmp_path, rng):
+    """By kernels of their own; rows that are near have the others."""
+    selection = Selection(("gfx942",), dtypes=("bf16",), hdims=((24, 24),), masks=("none",))
+    write_library(tmp_path / "far", selection, [selection._replace(modes=("gm0",), far_rows=True)])
+    library = build_shared(tmp_path / "far")
+    calls = ExportedCalls(build_shim(tmp_path / "far", library), load("plain")._name)
+    far = 1 << 25  # elements: 32 of them are 2 GiB apart
+    memory = torch.empty(33 * far, dtype=torch.bfloat16)
+    distant = memory.as_strided((1, 33, 1, 24), (0, far, 24, 1))
+    q, k, v, dout = (torch.randn(1, 33, 1, 24, generator=rng).bfloat16() for _ in range(4))
+    call = kind("gfx942", "bf16", (24, 24), 0, (), lengths=((33, 33),))
+    call = replace(call, heads=(1, 1))
+    options = {"mask": 0, "softmax_scale": 0.25}
+    given = Inputs(q, k, v, torch.empty_like(q), options, {}, attention_packed, q, k)
+    arguments = arguments_of(call, given, ForwardArguments)
+    near = check_like_python(calls, "gfx942", arguments, (q, k, v), **options)
+    set_tensor(arguments, "k", distant.copy_(k))
+    kernel = check_like_python(calls, "gfx942", arguments, (q, distant, v), **options)
+    assert "_far_" in kernel
+    assert "_far_" not in near
+    backward = arguments_of(call, given, BackwardArguments)
+    with emulate("gfx942"):
+        out, lse = fmha_fwd(q, k, v, return_lse=True, **options)
+        expected = fmha_bwd(dout, q, k, v, out, lse, **options)
+    gradients = [torch.full_like(x, torch.nan) for x in expected]
+    for name, x in zip(("dq", "dk", "dv"), gradients, strict=True):
+        set_tensor(backward, name, x)
+    set_tensor(backward, "out", out)
+    backward.lse = lse.data_ptr()
+    for rows in (dout, distant.copy_(dout)):
+        set_tensor(backward, "dout", rows)
+        assert ("_far_" in launch(calls, "gfx942", backward)) == (rows is distant)
+        assert all(map(torch.equal, gradients, expected))
+        for x in gradients:
+            x.fill_(torch.nan)
+
+
 @pytest.mark.parametrize(("is_group", "heads"), [(True, (2, 2)), (True, (4, 2)), (False, (2, 2))])
 def test_persistent_kernels_are_those_of_python(is_group, heads, tmp_path, rng, monkeypatch):
     """Where a library has no others, and Python takes none: with a workspace, or what lacks is

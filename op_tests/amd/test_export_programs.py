@@ -41,13 +41,17 @@ EXPORTED = (
         dtypes=("fp8",), hdims=((128, 128),), masks=NONE, features=(("column_major_v",),)
     ),
     FORWARD._replace(dtypes=("fp32", "int8"), hdims=((24, 24),), masks=NONE),
-    FORWARD._replace(modes=("gm1",), masks=NONE, features=(("packed_pages",),)),
+    FORWARD._replace(modes=("gm1",), masks=NONE, features=(("packed_pages",),), appends=True),
     FORWARD._replace(
-        dtypes=("int8",), hdims=((24, 24),), masks=NONE, features=(("token_descales",),)
+        dtypes=("int8",),
+        hdims=((24, 24),),
+        masks=NONE,
+        features=(("token_descales",), ("int8_probabilities",)),
     ),
+    FORWARD._replace(masks=NONE, kv_dtype="fp8"),
     FORWARD._replace(dtypes=("bf8",), masks=CAUSAL),
     FORWARD._replace(dtypes=("fp8",), hdims=((40, 40),), masks=NONE, out_dtype="fp32"),
-    FORWARD._replace(masks=NONE, features=(("bias",),)),
+    FORWARD._replace(masks=NONE, features=(("bias",), ("boolean_bias",), ("split_results",))),
     BACKWARD._replace(features=(("alibi", "dropout"), ("bias",), ("sinks",))),
     BACKWARD._replace(dtypes=("fp16",), hdims=((80, 80),), modes=("gm1",)),
     BACKWARD._replace(dtypes=("fp32",), hdims=((72, 72),)),
@@ -95,7 +99,16 @@ fwd -prec=bf16 -b=3 -h=2 -d=32 -s=2 -s_k=40 -s_knew=-1 -cache_batch_idx=1 -mask=
 fwd -prec=bf16 -b=2 -h=2 -d=32 -s=7 -s_k=40 -rotary_dim=8 -mask=2 -iperm=0
 fwd -prec=bf16 -b=2 -h=2 -d=32 -s=7 -s_k=40 -page_block_size=5 -mode=0
 fwd -prec=bf16 -d=32 -b=2 -h=4 -h_k=2 -s=30 -s_k=76 -sink=1.0 -lse=1 -causal=1 -via=direct
-bwd -prec=bf16 -b=2 -h=4 -h_k=2 -d=32 -s=40 -s_k=30 -mask=2 -sink_grad=1
+fwd -prec=bf16 -mode=1 -b=2 -h=2 -d=32 -s=33,5 -s_k=40,70 -s_qpad=40,9 -mask=2 -lse=1
+fwd -prec=bf16 -b=2 -h=2 -d=32 -s=33 -s_k=70 -q_eff_lens=20,33 -kv_eff_lens=70,41 -mask=2 -lse=1
+fwd -prec=bf16 -kv_prec=fp8 -b=2 -h=2 -d=32 -s=33 -s_k=40 -qscale=ph -init=nf
+fwd -prec=int8 -b=1 -h=2 -d=24 -s=33 -s_k=40 -init=uf:q -scale_s=1e-4 -qscale=pt -p_descale=1
+fwd -prec=int8 -b=2 -h=4 -h_k=2 -d=24 -s=33 -s_k=40 -init=uf:q -scale_s=1e-4 -qscale=pqh
+fwd -prec=bf16 -b=1 -h=2 -d=32 -s=33 -s_k=40 -bias=m:1 -lse=1
+fwd -prec=bf16 -b=1 -h=2 -d=32 -s=33 -s_k=200 -num_splits=3 -split_results=1 -lse=1
+fwd -prec=bf16 -b=2 -h=2 -d=32 -s=3 -s_k=40 -s_knew=9 -page_block_size=16 \
+  -kv_memory_layout=vectorized -kv_lookup_table=sglang
+bwd -prec=bf16 -b=2 -h=4 -h_k=2 -d=32 -s=40 -s_k=30 -mask=2 -sink_grad=1 -dlse=1
 bwd -prec=bf16 -b=1 -h=2 -d=32 -s=40 -s_k=50 -bias=e:2 -dbias=1 -mask=xb:8 -init=tf
 bwd -prec=fp32 -b=1 -h=2 -h_k=1 -d=72 -s=40 -s_k=50 -mask=g:9,30 -deterministic=1
 """
@@ -204,6 +217,7 @@ def test_lines(line, programs, seed, monkeypatch):
     assert "is emulated, with no time" in said
 
 
+@pytest.mark.usefixtures("ready_first")
 @pytest.mark.parametrize("parity", PARITY, ids=lambda each: each.name)
 @pytest.mark.sample("draw", range(5), 1)
 def test_parity_with_python(draw, parity, programs, seed, tmp_path):
@@ -365,5 +379,9 @@ def test_what_is_refused(programs):
         assert f"{option} is not served" in forward.run(option, code=2)
     for option in ("-rotary_dim=33", "-rotary_dim=3", "-s_knew=4"):
         assert f"{option} is not served" in forward.run(*few, "-d=32", option, code=2)
+    for option in ("-kv_prec=fp4", "-kv_eff_lens=1,2", "-q_eff_lens=4,1", "-split_results=1"):
+        assert f"{option} is not served" in forward.run(*few, "-d=32", option, code=2)
+    of_blocks = forward.run("-prec=int8", "-qscale=bs", "-d=24", code=1)
+    assert "-qscale=bs: no kernel has scales of blocks" in of_blocks
     rotated = forward.run(*few, "-d=64", "-rotary_dim=16", code=1)
     assert "--dtype bf16 --hdims 64 --features append has it" in rotated

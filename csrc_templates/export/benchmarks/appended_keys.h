@@ -33,8 +33,12 @@ class AppendedKeys {
   AppendedKeys(const Options& options, const Problem& problem, const Inputs& inputs,
                std::mt19937& random)
       : cache_(problem.cache),
-        knew_(options, problem, strides(problem, problem.args.hdim_q), problem.args.batch, random),
-        vnew_(options, problem, strides(problem, problem.args.hdim_v), problem.args.batch, random),
+        knew_(options, problem.args.dtype, strides(problem, problem.args.hdim_q),
+              problem.args.batch, random),
+        vnew_(options, problem.args.dtype, strides(problem, problem.args.hdim_v),
+              problem.args.batch, random),
+        most_pages_(most_pages(problem)),
+        table_(table_of(problem)),
         lengths_(lengths_before(problem)),
         device_lengths_(lengths_),
         q_(inputs.q.memory.bytes()),
@@ -83,8 +87,9 @@ class AppendedKeys {
     if (cache_.has_index) {
       args.cache_batch_idx = inputs.pages.get<std::int32_t>();
     } else if (problem.page_size) {
-      args.block_table_ptr = inputs.pages.get<std::int32_t>();
-      args.batch_stride_block_table = problem.pages_of_sequence;
+      args.block_table_ptr = table_.get<std::int32_t>();
+      args.batch_stride_block_table = most_pages_;
+      args.has_packed_pages = problem.has_packed_pages;
       args.page_block_size = problem.page_size;
     }
     const std::int64_t room = problem.cu_rooms_k[1];
@@ -141,14 +146,27 @@ class AppendedKeys {
   // What they hold, behind apply().
   void add_exact(const Inputs& inputs, std::vector<std::vector<double>>& exact) const {
     if (rotates()) exact.push_back(inputs.q.values);
-    exact.push_back(inputs.k.values);
-    exact.push_back(inputs.v.values);
+    for (const Drawn* const each : {&inputs.k, &inputs.v})
+      exact.push_back(each->pages.packed(each->values, each->dtype));
   }
 
  private:
   static jitfmha::Strides strides(const Problem& problem, std::int64_t hdim) {
     return problem.strides(problem.is_input_by_head, problem.args.heads_k, problem.cache.new_keys,
                            hdim);
+  }
+  static std::int64_t most_pages(const Problem& problem) {
+    const std::int64_t size = std::max<std::int64_t>(problem.page_size, 1);
+    return std::max<std::int64_t>((problem.args.max_seqlen_k + size - 1) / size, 1);
+  }
+  // The pages of each sequence, which attention may read as lists.
+  static std::vector<std::int32_t> table_of(const Problem& problem) {
+    std::vector<std::int32_t> table;
+    for (const std::int64_t first : problem.first_pages)
+      for (std::int64_t i = first; i < first + most_pages(problem); ++i)
+        table.push_back(static_cast<std::int32_t>(problem.pages[static_cast<std::size_t>(
+            std::min(i, static_cast<std::int64_t>(problem.pages.size()) - 1))]));
+    return table;
   }
   static std::vector<double> drawn_angles(const Problem& problem, std::mt19937& random) {
     std::uniform_real_distribution<double> angle(0, 6.283185307179586);
@@ -182,6 +200,8 @@ class AppendedKeys {
 
   KeyCache cache_;
   Drawn knew_, vnew_;
+  std::int64_t most_pages_;
+  hip::Memory table_;
   std::vector<std::int32_t> lengths_;  // of what the caches hold before
   hip::Memory device_lengths_, q_;
   std::vector<double> angles_;  // of all positions

@@ -49,7 +49,9 @@ inline const std::vector<Option>& common_options() {
       {"bias", "n",
        "n, 0: none; e, 1: added, one for all; e:1, one of each head; e:2, of each sequence and "
        "head; "
-       "a, 2: ALiBi slopes of each head; a:1, of each sequence and head"},
+       "a, 2: ALiBi slopes of each head; a:1, of each sequence and head; m, m:1, m:2: as e, a "
+       "boolean "
+       "of each score that says whether it counts"},
       {"prec", "fp16",
        "fp16, bf16, fp32; in forward int8, or fp8 or bf8 in the form that the chip has, with "
        "outputs of bf16, or of the type behind it, as in fp8fp16, fp8bf16, fp8fp32"},
@@ -184,16 +186,17 @@ struct Sequence {
   std::int64_t begin_q, begin_k, rows_q, rows_k;  // groups: in the packs
 };
 
-// Of 8-bit tensors: for each sequence and head of k, or of k and v for each row as they lie in
-// memory and head; of other tensors none.
+// Of 8-bit tensors: for each sequence and head of k, of q also for each of its own heads, and of k
+// and v for each row as they lie in memory and head; of other tensors none.
 struct Descales {
   std::vector<float> q, k, v;
-  bool are_of_tokens = false;
+  bool are_of_tokens = false, are_of_query_heads = false;
 };
 
 // What changes scores, as doubles: a bias as it lies in memory, and slopes of all heads.
 struct Scores {
   std::vector<double> bias, slopes;
+  jitfmha::DataType dtype = jitfmha::DataType::fp32;  // that they are stored in
   double softcap = 0, sink = -HUGE_VAL;
 };
 
@@ -209,7 +212,8 @@ struct KeyCache {
 
 struct Problem {
   jitfmha::MhaArgs args;  // without addresses
-  jitfmha::DataType out_dtype;
+  jitfmha::DataType out_dtype, key_dtype;
+  jitfmha::KeyType key_type = jitfmha::KeyType::as_q;
   KeyCache cache;
   Descales descales;
   Scores scores;
@@ -220,7 +224,7 @@ struct Problem {
   std::uint64_t drop_seed = 0, drop_offset = 0;
   std::vector<Sequence> sequences;
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;
-  std::vector<std::int32_t> cu_rooms_k;  // where sequences of k begin
+  std::vector<std::int32_t> cu_rooms_q, cu_rooms_k;  // where sequences begin
   bool is_input_by_head, is_output_by_head;
   double scale;
 
@@ -240,6 +244,11 @@ struct Problem {
   // What the values of a tensor are multiplied with.
   double descale(const std::vector<float>& of, std::int64_t n, std::int64_t key_head) const {
     return of.empty() ? 1 : of[static_cast<std::size_t>(n * args.heads_k + key_head)];
+  }
+
+  double descale_of_query(std::int64_t n, std::int64_t head, std::int64_t key_head) const {
+    if (!descales.are_of_query_heads) return descale(descales.q, n, key_head);
+    return descales.q[static_cast<std::size_t>(n * args.heads_q + head)];
   }
 
   // The same of those of a key.
@@ -363,7 +372,7 @@ inline void set_mask(const Options& options, jitfmha::MhaArgs& args) {
   }
 }
 
-// Draws what is added to scores, and returns its bits; a bias has the output's type.
+// Draws what is added to scores, and returns its bits; a bias has the output's type, or booleans.
 inline std::vector<Bits> set_scores(const Options& options, Problem& problem,
                                     std::mt19937& random) {
   jitfmha::MhaArgs& args = problem.args;
@@ -372,10 +381,13 @@ inline std::vector<Bits> set_scores(const Options& options, Problem& problem,
                                                    {"e:1", "1:1"},
                                                    {"e:2", "1:2"},
                                                    {"a", "2", "a:0", "2:0"},
-                                                   {"a:1", "2:1"}});
+                                                   {"a:1", "2:1"},
+                                                   {"m", "m:0"},
+                                                   {"m:1"},
+                                                   {"m:2"}});
   if (kind == 0) return {};
   std::vector<Bits> bits;
-  if (kind >= 4) {
+  if (kind == 4 || kind == 5) {
     args.alibi_head = 1;
     args.alibi_batch = kind == 5 ? args.heads_q : 0;
     for (std::int64_t n = 0; n < (kind == 5 ? args.batch : 1); ++n)
@@ -387,19 +399,26 @@ inline std::vector<Bits> set_scores(const Options& options, Problem& problem,
       }
     return bits;
   }
-  const jitfmha::DataType dtype = problem.out_dtype;
-  args.bias_dtype = dtype == jitfmha::DataType::bf16   ? jitfmha::ScoreType::bf16
+  const bool is_boolean = kind > 5;
+  const std::size_t shape = is_boolean ? kind - 5 : kind;
+  const jitfmha::DataType dtype = is_boolean ? jitfmha::DataType::int8 : problem.out_dtype;
+  problem.scores.dtype = dtype;
+  args.bias_dtype = is_boolean                         ? jitfmha::ScoreType::boolean
+                    : dtype == jitfmha::DataType::bf16 ? jitfmha::ScoreType::bf16
                     : dtype == jitfmha::DataType::fp16 ? jitfmha::ScoreType::fp16
                                                        : jitfmha::ScoreType::fp32;
   const std::int64_t keys = problem.is_group() ? args.max_seqlen_k : args.seqlen_k;
   args.bias_query = keys;
-  args.bias_head = kind > 1 ? args.seqlen_q * keys : 0;
-  args.bias_batch = kind == 3 && !problem.is_group() ? args.heads_q * args.bias_head : 0;
-  const std::int64_t heads = kind > 1 ? args.heads_q : 1, batch = args.bias_batch ? args.batch : 1;
+  args.bias_head = shape > 1 ? args.seqlen_q * keys : 0;
+  args.bias_batch = shape == 3 && !problem.is_group() ? args.heads_q * args.bias_head : 0;
+  const std::int64_t heads = shape > 1 ? args.heads_q : 1, batch = args.bias_batch ? args.batch : 1;
   std::uniform_real_distribution<double> values(-1, 1);
   for (std::int64_t i = 0; i < batch * heads * args.seqlen_q * keys; ++i) {
-    bits.push_back(narrowed(values(random), dtype));
-    problem.scores.bias.push_back(widened(bits.back(), dtype));
+    const double value = values(random);
+    bits.push_back(is_boolean ? value > -0.5 : narrowed(value, dtype));
+    problem.scores.bias.push_back(!is_boolean   ? widened(bits.back(), dtype)
+                                  : bits.back() ? 0
+                                                : -HUGE_VAL);
   }
   if (bits.empty()) args.bias_query = 0;
   return bits;
@@ -438,6 +457,13 @@ inline KeyCache cache_of(const Options& options, std::mt19937& random) {
   return cache;
 }
 
+// The form of 8 bits that the device has.
+inline jitfmha::DataType native(jitfmha::DataType dtype) {
+  if (is_fp8(dtype)) check(jitfmha::native_fp8(&dtype));
+  if (is_bf8(dtype)) check(jitfmha::native_bf8(&dtype));
+  return dtype;
+}
+
 // A type of 8 bits may have that of outputs behind it, as CK's fp8fp32 has.
 inline void set_types(const Options& options, Problem& problem) {
   using jitfmha::DataType;
@@ -452,7 +478,14 @@ inline void set_types(const Options& options, Problem& problem) {
                                                         {"fp32"},
                                                         with_outputs("int8"),
                                                         with_outputs("bf8")}));
-  problem.out_dtype = dtype;
+  problem.out_dtype = problem.key_dtype = dtype;
+  if (options.has("kv_prec")) {
+    const std::size_t kind = options.choice("kv_prec", {{""}, {"fp8"}, {"int8"}, {"bf8"}});
+    constexpr DataType kKeys[] = {DataType::fp8_e4m3fn, DataType::int8, DataType::bf8_e5m2};
+    if (kind > 0 && has_8_bits(dtype)) options.refuse("kv_prec");
+    problem.key_type = static_cast<jitfmha::KeyType>(kind);
+    if (kind > 0) problem.key_dtype = native(kKeys[kind - 1]);
+  }
   if (!has_8_bits(dtype)) return;
   const std::string text = options.text("prec");
   const auto ends_with = [&](const std::string& end) {
@@ -461,8 +494,7 @@ inline void set_types(const Options& options, Problem& problem) {
   problem.out_dtype = ends_with("fp16")   ? DataType::fp16
                       : ends_with("fp32") ? DataType::fp32
                                           : DataType::bf16;
-  if (is_fp8(dtype)) check(jitfmha::native_fp8(&dtype));
-  if (is_bf8(dtype)) check(jitfmha::native_bf8(&dtype));
+  problem.key_dtype = dtype = native(dtype);
 }
 
 inline Problem problem_of(const Options& options, std::mt19937& random) {
@@ -478,8 +510,12 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
     std::cerr << "groups have no index of the cache: -cache_batch_idx is ignored\n";
     cache.has_index = false;
   }
+  const auto is_given = [&](const char* name) {
+    return options.has(name) && !options.text(name).empty();
+  };
   // What is read from a cache has as many keys as each sequence, which only groups say.
-  const bool is_group = has_lengths || cache.is_there();
+  const bool is_group =
+      has_lengths || cache.is_there() || is_given("q_eff_lens") || is_given("kv_eff_lens");
   args.mode = is_group ? jitfmha::Mode::group : jitfmha::Mode::batch;
   set_mask(options, args);
   args.bf16_cvt =
@@ -513,31 +549,43 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
         !(has_lengths && given->size() == static_cast<std::size_t>(args.batch)))
       options.refuse(name);
   const bool as_q = given_k[0] < 0;
-  const std::vector<std::int64_t> rows_q = lengths_of(given_q, args.batch, has_lengths, random);
+  std::vector<std::int64_t> rows_q = lengths_of(given_q, args.batch, has_lengths, random);
   std::vector<std::int64_t> rows_k =
       as_q ? rows_q : lengths_of(given_k, args.batch, has_lengths, random);
-  // Groups: how many rows of k and v a sequence has room for.
-  std::vector<std::int64_t> rooms_k = rows_k;
+  // Groups: how many rows a sequence has room for.
+  std::vector<std::int64_t> rooms_q = rows_q, rooms_k = rows_k;
+  for (const auto& [name, rows] : {std::pair("q_eff_lens", &rows_q), {"kv_eff_lens", &rows_k}}) {
+    if (!is_given(name)) continue;
+    const std::vector<std::int64_t> given = options.numbers(name);
+    if (has_lengths || cache.is_there() || given.size() != rows->size()) options.refuse(name);
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      if (given[i] < 0 || given[i] > (*rows)[i]) options.refuse(name);
+      (*rows)[i] = given[i];
+    }
+  }
   if (cache.new_keys > rows_k[0]) options.refuse("s_knew");
   if (cache.is_appended())
     for (std::size_t i = 1; i < rows_k.size(); ++i)
       rows_k[i] = std::uniform_int_distribution<std::int64_t>(cache.new_keys, rows_k[0])(random);
-  if (has_lengths && options.has("s_kpad")) {
-    const std::vector<std::int64_t> given = options.numbers("s_kpad");
-    for (std::size_t i = 0; i < rooms_k.size(); ++i)
-      rooms_k[i] = std::max(rows_k[i], given[std::min(i, given.size() - 1)]);
+  for (const auto& [name, rooms] : {std::pair("s_qpad", &rooms_q), {"s_kpad", &rooms_k}}) {
+    if (!has_lengths || !options.has(name)) continue;
+    const std::vector<std::int64_t> given = options.numbers(name);
+    for (std::size_t i = 0; i < rooms->size(); ++i)
+      (*rooms)[i] = std::max((*rooms)[i], given[std::min(i, given.size() - 1)]);
   }
-  problem.cu_seqlens_q = problem.cu_seqlens_k = problem.cu_rooms_k = {0};
+  problem.cu_seqlens_q = problem.cu_seqlens_k = problem.cu_rooms_q = problem.cu_rooms_k = {0};
   for (std::size_t i = 0; i < rows_q.size(); ++i) {
-    const std::int64_t begin_q = is_group ? problem.cu_seqlens_q.back() : 0;
+    const std::int64_t begin_q = is_group ? problem.cu_rooms_q.back() : 0;
     const std::int64_t begin_k = is_group ? problem.cu_rooms_k.back() : 0;
     problem.sequences.push_back({begin_q, begin_k, rows_q[i], rows_k[i]});
-    problem.cu_seqlens_q.push_back(static_cast<std::int32_t>(begin_q + rows_q[i]));
+    problem.cu_seqlens_q.push_back(
+        static_cast<std::int32_t>(problem.cu_seqlens_q.back() + rows_q[i]));
     problem.cu_seqlens_k.push_back(
         static_cast<std::int32_t>(problem.cu_seqlens_k.back() + rows_k[i]));
+    problem.cu_rooms_q.push_back(static_cast<std::int32_t>(begin_q + rooms_q[i]));
     problem.cu_rooms_k.push_back(static_cast<std::int32_t>(begin_k + rooms_k[i]));
   }
-  args.seqlen_q = is_group ? problem.cu_seqlens_q.back() : given_q[0];
+  args.seqlen_q = is_group ? problem.cu_rooms_q.back() : given_q[0];
   args.seqlen_k = is_group ? problem.cu_rooms_k.back() : as_q ? given_q[0] : given_k[0];
   if (is_group) {
     args.max_seqlen_q = *std::max_element(rows_q.begin(), rows_q.end());
@@ -608,17 +656,18 @@ struct PackedPages {
   bool are_of_values = false;
 
   // In pieces of 16 bytes: of columns of keys, or of rows of values.
-  std::vector<Bits> packed(const std::vector<Bits>& bits, jitfmha::DataType dtype) const {
-    if (rows == 0) return bits;
+  template <class T>
+  std::vector<T> packed(const std::vector<T>& values, jitfmha::DataType dtype) const {
+    if (rows == 0) return values;
     const std::int64_t piece = 16 / static_cast<std::int64_t>(bytes_of(dtype));
     const std::int64_t count = rows * columns;
-    std::vector<Bits> found(bits.size());
-    for (std::int64_t i = 0; i < static_cast<std::int64_t>(bits.size()); ++i) {
+    std::vector<T> found(values.size());
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(values.size()); ++i) {
       const std::int64_t row = i % count / columns, column = i % columns;
       const std::int64_t place = are_of_values
                                      ? (row / piece * columns + column) * piece + row % piece
                                      : (column / piece * rows + row) * piece + column % piece;
-      found[static_cast<std::size_t>(i - i % count + place)] = bits[static_cast<std::size_t>(i)];
+      found[static_cast<std::size_t>(i - i % count + place)] = values[static_cast<std::size_t>(i)];
     }
     return found;
   }
@@ -626,10 +675,11 @@ struct PackedPages {
 
 // A tensor of random values, on the host and on the device. Batches lie one behind the other.
 struct Drawn {
-  Drawn(const Options& options, const Problem& problem, const jitfmha::Strides& strides,
+  Drawn(const Options& options, jitfmha::DataType of, const jitfmha::Strides& strides,
         std::int64_t count, std::mt19937& random, std::int64_t column_stride = 1,
-        const PackedPages& pages = {})
-      : dtype(problem.args.dtype),
+        const PackedPages& in_pages = {})
+      : dtype(of),
+        pages(in_pages),
         bits(drawn(options, dtype, count * strides.batch, random)),
         values(widened(bits, dtype)),
         view{values, strides, column_stride},
@@ -639,6 +689,7 @@ struct Drawn {
   }
 
   jitfmha::DataType dtype;
+  PackedPages pages;
   std::vector<Bits> bits;
   std::vector<double> values;
   View view;
@@ -649,18 +700,19 @@ struct Drawn {
 struct Inputs {
   Inputs(const Options& options, const Problem& problem, const std::vector<Bits>& scores,
          std::mt19937& random)
-      : q(options, problem, problem.args.q_strides, problem.packs(), random),
-        k(options, problem, problem.args.k_strides, problem.packs_of_keys(), random, 1,
+      : q(options, problem.args.dtype, problem.args.q_strides, problem.packs(), random),
+        k(options, problem.key_dtype, problem.args.k_strides, problem.packs_of_keys(), random, 1,
           pages_of(problem, problem.args.hdim_q, false)),
-        v(options, problem, problem.args.v_strides, problem.packs_of_keys(), random,
+        v(options, problem.key_dtype, problem.args.v_strides, problem.packs_of_keys(), random,
           problem.args.v_column, pages_of(problem, problem.args.hdim_v, true)),
         cu_seqlens_q(problem.cu_seqlens_q),
         cu_seqlens_k(problem.cu_seqlens_k),
+        cu_rooms_q(problem.cu_rooms_q),
         cu_rooms_k(problem.cu_rooms_k),
         pages(std::vector<std::int32_t>(problem.pages.begin(), problem.pages.end())),
         rng_state(std::vector<std::uint64_t>{problem.drop_seed, problem.drop_offset}),
-        scores(stored(scores,
-                      problem.scores.slopes.empty() ? problem.out_dtype : jitfmha::DataType::fp32)),
+        scores(stored(scores, problem.scores.dtype)),
+        has_gaps_of_queries(problem.cu_rooms_q != problem.cu_seqlens_q),
         has_bias(problem.args.bias_query > 0),
         has_slopes(!problem.scores.slopes.empty()) {
     q.save_to(options, "q");
@@ -669,6 +721,7 @@ struct Inputs {
     save(options, "scores", this->scores.content<std::uint8_t>());
     save(options, "cu_seqlens_q", problem.cu_seqlens_q);
     save(options, "cu_seqlens_k", problem.cu_seqlens_k);
+    save(options, "cu_seqlens_q_padded", problem.cu_rooms_q);
     save(options, "cu_seqlens_k_padded", problem.cu_rooms_k);
     save(options, "block_table", pages.content<std::int32_t>());
   }
@@ -684,6 +737,7 @@ struct Inputs {
     args.cu_seqlens_q = cu_seqlens_q.get<std::int32_t>();
     args.cu_seqlens_k = cu_seqlens_k.get<std::int32_t>();
     args.cu_seqlens_k_padded = cu_rooms_k.get<std::int32_t>();
+    if (has_gaps_of_queries) args.cu_seqlens_q_padded = cu_rooms_q.get<std::int32_t>();
     args.workspace = workspace.bytes() ? workspace.get() : nullptr;
     args.workspace_bytes = workspace.bytes();
     put_scores_into(args);
@@ -697,8 +751,8 @@ struct Inputs {
   }
 
   Drawn q, k, v;
-  hip::Memory cu_seqlens_q, cu_seqlens_k, cu_rooms_k, pages, rng_state, scores;
-  bool has_bias, has_slopes;
+  hip::Memory cu_seqlens_q, cu_seqlens_k, cu_rooms_q, cu_rooms_k, pages, rng_state, scores;
+  bool has_gaps_of_queries, has_bias, has_slopes;
 
  private:
   static PackedPages pages_of(const Problem& problem, std::int64_t columns, bool are_of_values) {
@@ -740,7 +794,7 @@ inline Row row_of(const Problem& problem, const Inputs& inputs, std::int64_t n, 
   const Sequence& of = problem.sequences[static_cast<std::size_t>(n)];
   const std::int64_t batch = problem.is_group() ? 0 : n;
   const std::int64_t key_head = head / (problem.args.heads_q / problem.args.heads_k);
-  const double scale = problem.scale * problem.descale(problem.descales.q, n, key_head);
+  const double scale = problem.scale * problem.descale_of_query(n, head, key_head);
   Row row = {std::vector<double>(static_cast<std::size_t>(of.rows_k), -HUGE_VAL), -HUGE_VAL};
   double largest = problem.scores.sink;
   for (std::int64_t j = 0; j < of.rows_k; ++j) {
@@ -778,7 +832,7 @@ void for_queries(const Problem& problem, const Function& function) {
         function(n, problem.is_group() ? 0 : n, head, head / (args.heads_q / args.heads_k), i);
 }
 
-// Exact results, as they lie in memory.
+// Exact results, as they lie in memory; NaN where anything may be.
 struct Forward {
   std::vector<double> out, lse;
 };
@@ -787,12 +841,13 @@ inline Forward forward_of(const Problem& problem, const Inputs& inputs,
                           const jitfmha::Strides& strides) {
   const jitfmha::MhaArgs& args = problem.args;
   const auto rows = static_cast<std::size_t>(problem.packs() * args.heads_q * args.seqlen_q);
-  Forward forward = {std::vector<double>(rows * static_cast<std::size_t>(args.hdim_v)),
-                     std::vector<double>(rows)};
+  Forward forward = {std::vector<double>(rows * static_cast<std::size_t>(args.hdim_v), NAN),
+                     std::vector<double>(rows, NAN)};
   for_queries(problem, [&](auto n, auto batch, auto head, auto key_head, auto i) {
     const Sequence& of = problem.sequences[static_cast<std::size_t>(n)];
     const Row row = row_of(problem, inputs, n, head, i);
     const std::size_t to = place(strides, batch, head, of.begin_q + i);
+    std::fill_n(&forward.out[to], args.hdim_v, 0);
     for (std::int64_t j = 0; j < of.rows_k; ++j) {
       const double p = row.probabilities[static_cast<std::size_t>(j)] *
                        problem.kept(n, head, i, j) *
@@ -877,6 +932,7 @@ struct Result {
   const hip::Memory& memory;
   jitfmha::DataType dtype;
   double allowed;  // how far it may be from the exact one, as a share of the largest exact value
+  bool is_saved = true;
 };
 
 // Prints how far a result is from the exact one, and says whether that is allowed.
@@ -884,7 +940,7 @@ inline bool compare(const Result& result, const std::vector<double>& exact) {
   const std::vector<double> values = widened(values_of(result.memory, result.dtype), result.dtype);
   double largest = 1, worst = 0;
   for (std::size_t i = 0; i < exact.size(); ++i) {
-    if (std::isinf(exact[i]) && values[i] == exact[i]) continue;
+    if (std::isnan(exact[i]) || (std::isinf(exact[i]) && values[i] == exact[i])) continue;
     largest = std::max(largest, std::fabs(exact[i]));
     const double error = std::fabs(values[i] - exact[i]);
     worst = std::isnan(error) ? HUGE_VAL : std::max(worst, error);
@@ -902,7 +958,8 @@ bool run_and_compare(const Options& options, const Problem& problem, const jitfm
   std::size_t bytes = bytes_read;
   for (const Result& each : results) bytes += each.memory.bytes();
   run_and_time(options, problem, plan, columns, bytes, launch);
-  for (const Result& each : results) save(options, each.name, each.memory.content<std::uint8_t>());
+  for (const Result& each : results)
+    if (each.is_saved) save(options, each.name, each.memory.content<std::uint8_t>());
   bool is_good = true;
   if (options.number("v")) {
     std::printf(", worst errors:");

@@ -25,7 +25,8 @@ std::int64_t scores_of(const Problem& problem) {
   return problem.packs() * problem.args.heads_q * problem.args.seqlen_q * keys_of(problem);
 }
 
-Gradients gradients_of(const Problem& problem, const Inputs& inputs, const View& dout) {
+Gradients gradients_of(const Problem& problem, const Inputs& inputs, const View& dout,
+                       const std::vector<float>& dlse) {
   const jitfmha::MhaArgs& args = problem.args;
   Gradients sums = {std::vector<double>(inputs.q.values.size()),
                     std::vector<double>(inputs.k.values.size()),
@@ -37,8 +38,9 @@ Gradients gradients_of(const Problem& problem, const Inputs& inputs, const View&
     const Sequence& of = problem.sequences[static_cast<std::size_t>(n)];
     const Row row = row_of(problem, inputs, n, head, i);
     const std::int64_t query = of.begin_q + i;
+    const std::int64_t line = (batch * args.heads_q + head) * args.seqlen_q + query;
     std::vector<double> dp(row.probabilities.size());
-    double delta = 0;
+    double delta = dlse.empty() ? 0 : -dlse[static_cast<std::size_t>(line)];
     for (std::int64_t j = 0; j < of.rows_k; ++j) {
       const auto at = static_cast<std::size_t>(j);
       if (row.probabilities[at] == 0) continue;
@@ -55,7 +57,6 @@ Gradients gradients_of(const Problem& problem, const Inputs& inputs, const View&
       const double p = row.probabilities[at] * problem.kept(n, head, i, j);
       const double of_score = row.probabilities[at] * (dp[at] - delta);
       const double ds = of_score * problem.scale;
-      const std::int64_t line = (batch * args.heads_q + head) * args.seqlen_q + query;
       sums.dbias[static_cast<std::size_t>(line * keys + j)] = of_score;
       const std::int64_t key = of.begin_k + j;
       const std::size_t q_row = place(args.q_strides, batch, head, query);
@@ -104,11 +105,19 @@ bool run(const Options& options) {
   args.dv_strides = args.v_strides;
   if (args.v_column != 1) options.refuse("vlayout");  // a gradient has rows
   args.deterministic = options.flag("deterministic");
+  std::vector<float> dlse;
+  if (options.flag("dlse")) {
+    std::normal_distribution<float> values;
+    dlse.resize(static_cast<std::size_t>(problem.packs() * args.heads_q * args.seqlen_q));
+    for (float& each : dlse) each = values(random);
+  }
+  const hip::Memory device_dlse(dlse);
+  if (!dlse.empty()) args.dlse = device_dlse.get<float>();
   const jitfmha::MhaPlan plan = planned(args, jitfmha::plan_mha_bwd);
   if (says_whether_ready(options, "is_v3_check", plan)) return true;
   if (says_whether_ready(options, "v3_api_check", plan)) return true;
 
-  const Drawn dout(options, problem, args.dout_strides, problem.packs(), random);
+  const Drawn dout(options, args.dtype, args.dout_strides, problem.packs(), random);
   dout.save_to(options, "dout");
   const Forward forward = forward_of(problem, inputs, args.out_strides);
   std::vector<Bits> out;
@@ -125,12 +134,14 @@ bool run(const Options& options) {
   args.dk = dk.get();
   args.dv = dv.get();
   const bool has_dbias = options.flag("dbias") && args.bias;
+  if (has_dbias && args.bias_dtype == jitfmha::ScoreType::boolean) options.refuse("dbias");
   const std::vector<float> zeros(
       static_cast<std::size_t>(has_dbias ? scores_of(problem) : 0));  // of what nobody sees
   const hip::Memory dbias(zeros);
   if (has_dbias) args.dbias = dbias.get<float>();
 
   save(options, "sink", sinks);
+  save(options, "dlse", dlse);
   save(options, "out", stored(out, args.dtype));
   save(options, "lse", lse);
   const double allowed = args.dtype == jitfmha::DataType::bf16 ? 2e-2 : 4e-3;
@@ -144,7 +155,7 @@ bool run(const Options& options) {
       inputs.bytes() + dout.memory.bytes() + device_out.bytes() + device_lse.bytes(),
       [&] { check(jitfmha::mha_bwd(args, nullptr)); }, results,
       [&] {
-        Gradients exact = gradients_of(problem, inputs, dout.view);
+        Gradients exact = gradients_of(problem, inputs, dout.view, dlse);
         std::vector<std::vector<double>> all = {std::move(exact.dq), std::move(exact.dk),
                                                 std::move(exact.dv)};
         if (has_dbias) all.push_back(std::move(exact.dbias));
@@ -160,6 +171,7 @@ int main(int count, char** texts) {
       count, texts,
       {{"deterministic", "0", "1: dq is added up in one order"},
        {"dbias", "0", "1: also the gradient of each score, where a bias is added"},
+       {"dlse", "0", "1: the log-sum-exp has a gradient, which is random"},
        {"sink_grad", "0", "1: each head has a sink, and it has a gradient"},
        {"bwd_v3", "0", "0 to 2: no meaning here: the library decides which kernels are taken"},
        {"v3_atomic_fp32", "1", "0, 1: no meaning here: dq is added up in float32"},

@@ -14,11 +14,15 @@ namespace {
 
 using namespace bench;
 
-enum class Scales : std::size_t { none, of_tensors, of_heads, of_tokens };
+enum class Scales : std::size_t { none, of_tensors, of_heads, of_tokens, of_query_heads };
 
 Scales scales_of(const Options& options) {
-  const auto kind =
-      static_cast<Scales>(options.choice("qscale", {{"n", "0"}, {"pt", "1"}, {"ph"}, {"pth"}}));
+  for (const char* const blocks : {"bs", "2", "kvbs", "3", "mx", "4"})
+    if (options.text("qscale") == blocks)
+      throw std::runtime_error(std::string("-qscale=") + blocks +
+                               ": no kernel has scales of blocks");
+  const auto kind = static_cast<Scales>(
+      options.choice("qscale", {{"n", "0"}, {"pt", "1"}, {"ph"}, {"pth"}, {"pqh"}}));
   return options.choice("squant", {{"auto"}, {"0"}, {"1"}}) == 1 ? Scales::none : kind;
 }
 
@@ -29,11 +33,16 @@ std::vector<float> drawn_descales(const Options& options, const Problem& problem
   const bool has_ranges = options.text("squant") == "1";
   std::uniform_real_distribution<float> scales(0.5f, 1.5f);
   std::int64_t lines = problem.args.batch;
-  if (problem.descales.are_of_tokens && range != "range_q")
+  const bool is_of_q = range == "range_q";
+  if (problem.descales.are_of_tokens && !is_of_q)
     lines = problem.packs_of_keys() * problem.rows_of_keys();
-  const auto count = static_cast<std::size_t>(lines * problem.args.heads_k);
+  const bool has_query_heads = problem.descales.are_of_query_heads && is_of_q;
+  const auto count = static_cast<std::size_t>(
+      lines * (has_query_heads ? problem.args.heads_q : problem.args.heads_k));
   float one = kind == Scales::none ? 1.0f : scales(random);
-  if (has_ranges) one = static_cast<float>(options.real(range) / largest_of(problem.args.dtype));
+  if (has_ranges)
+    one = static_cast<float>(options.real(range) /
+                             largest_of(is_of_q ? problem.args.dtype : problem.key_dtype));
   std::vector<float> drawn(count, one);
   if (kind >= Scales::of_heads && !has_ranges)
     for (float& each : drawn) each = scales(random);
@@ -47,8 +56,8 @@ void set_pages(const Options& options, Problem& problem, std::mt19937& random) {
   const bool has_index = problem.cache.has_index;
   const std::int64_t size =
       has_index ? std::max<std::int64_t>(args.max_seqlen_k, 1) : problem.cache.page_size;
-  const std::int64_t piece = 16 / static_cast<std::int64_t>(bytes_of(args.dtype));
-  const bool is_table_needed = size == 0 || has_index || problem.cache.is_appended();
+  const std::int64_t piece = 16 / static_cast<std::int64_t>(bytes_of(problem.key_dtype));
+  const bool is_table_needed = size == 0 || has_index;
   problem.has_packed_pages = options.choice("kv_memory_layout", {{"linear"}, {"vectorized"}}) == 1;
   const bool are_pieces_whole = size % piece == 0 && args.hdim_q % piece == 0;
   if (problem.has_packed_pages && (is_table_needed || !are_pieces_whole))
@@ -76,14 +85,15 @@ void set_pages(const Options& options, Problem& problem, std::mt19937& random) {
     throw std::runtime_error("no kernel has pages of v whose keys are contiguous");
 }
 
-jitfmha::Descale descale_at(const float* scales, const Problem& problem) {
-  return {scales, problem.args.heads_k, 1};
+jitfmha::Descale descale_of_queries_at(const float* scales, const Problem& problem) {
+  const bool has_heads = problem.descales.are_of_query_heads;
+  return {scales, has_heads ? problem.args.heads_q : problem.args.heads_k, 1, 0, has_heads};
 }
 
 // Of k and v, where tokens may have their own.
 jitfmha::Descale descale_of_keys_at(const float* scales, const Problem& problem) {
   const std::int64_t heads = problem.args.heads_k;
-  if (!problem.descales.are_of_tokens) return descale_at(scales, problem);
+  if (!problem.descales.are_of_tokens) return {scales, heads, 1};
   return {scales, problem.rows_of_keys() * heads, 1, heads};
 }
 
@@ -91,6 +101,46 @@ double allowed_error(jitfmha::DataType dtype) {
   if (has_8_bits(dtype)) return 6e-2;  // of probabilities with 4 significant bits
   return dtype == jitfmha::DataType::bf16 ? 1e-2 : 2e-3;
 }
+
+// The results of splits, and what they come to together.
+struct Parts {
+  Parts(std::int64_t of_splits, std::int64_t rows, std::int64_t hdim_v)
+      : splits(static_cast<std::size_t>(of_splits)),
+        columns(static_cast<std::size_t>(hdim_v)),
+        out(splits * static_cast<std::size_t>(rows) * columns * sizeof(float)),
+        lse(splits * static_cast<std::size_t>(rows) * sizeof(float)),
+        joined_out(out.bytes() / splits),
+        joined_lse(lse.bytes() / splits) {}
+
+  // Of splits without a tile of keys nothing was written.
+  void join(const Problem& problem, const jitfmha::Strides& strides) const {
+    const std::vector<float> outs = out.content<float>(), lses = lse.content<float>();
+    const std::size_t rows = lses.size() / splits;
+    std::vector<float> all(rows * columns, NAN), all_lse(rows, NAN);
+    for_queries(problem, [&](auto n, auto batch, auto head, auto, auto i) {
+      const std::int64_t query = problem.sequences[static_cast<std::size_t>(n)].begin_q + i;
+      const auto row = static_cast<std::size_t>(
+          (batch * problem.args.heads_q + head) * problem.args.seqlen_q + query);
+      double sum = 0;
+      std::vector<double> line(columns);
+      for (std::size_t at = row; at < lses.size(); at += rows) {
+        if (std::isnan(lses[at])) continue;
+        const double weight = std::exp(static_cast<double>(lses[at]));
+        sum += weight;
+        for (std::size_t d = 0; d < columns; ++d) line[d] += weight * outs[at * columns + d];
+      }
+      all_lse[row] = static_cast<float>(std::log(sum));
+      const std::size_t to = place(strides, batch, head, query);
+      for (std::size_t d = 0; d < columns; ++d)
+        all[to + d] = static_cast<float>(sum > 0 ? line[d] / sum : 0);
+    });
+    joined_out.put(all);
+    joined_lse.put(all_lse);
+  }
+
+  std::size_t splits, columns;
+  hip::Memory out, lse, joined_out, joined_lse;
+};
 
 bool run(const Options& options) {
   std::mt19937 random = random_of(options);
@@ -107,17 +157,28 @@ bool run(const Options& options) {
   const std::vector<Bits> scores = set_scores(options, problem, random);
   Inputs inputs(options, problem, scores, random);
   std::optional<AppendedKeys> appended;
+  if (problem.cache.is_appended() && problem.key_type != jitfmha::KeyType::as_q)
+    options.refuse("kv_prec");
   if (problem.cache.is_appended()) appended.emplace(options, problem, inputs, random);
   static_cast<jitfmha::MhaArgs&>(args) = problem.args;
   args.out_dtype = problem.out_dtype;
+  args.key_type = problem.key_type;
   inputs.put_scores_into(args);
   const hip::Memory sink(std::vector<float>{static_cast<float>(problem.scores.sink)});
   if (!options.text("sink").empty()) args.sink = sink.get<float>();
   args.out_strides =
       problem.strides(problem.is_output_by_head, args.heads_q, args.seqlen_q, args.hdim_v);
   const std::int64_t num_splits = options.number("num_splits");
+  const std::int64_t rows = problem.packs() * args.heads_q * args.seqlen_q;
+  std::optional<Parts> parts;
+  if (options.flag("split_results")) {
+    if (num_splits < 1 || !options.flag("lse")) options.refuse("split_results");
+    parts.emplace(num_splits, rows, args.hdim_v);
+    args.out_accum = parts->out.get<float>(), args.lse_accum = parts->lse.get<float>();
+  }
   // Without a workspace keys are not split by any kernel, and by those that come ready only so.
-  args.num_splits = num_splits == 1 ? 0 : num_splits;
+  const bool has_no_workspace = num_splits == 1 && !parts;
+  args.num_splits = has_no_workspace ? 0 : num_splits;
   if (problem.page_size) {
     args.block_table = inputs.pages.get<std::int32_t>();
     args.block_table_stride = problem.pages_of_sequence;
@@ -127,19 +188,27 @@ bool run(const Options& options) {
     args.num_pages = static_cast<std::int64_t>(problem.pages.size());
   }
   Descales& descales = problem.descales;
-  descales.are_of_tokens = has_8_bits(args.dtype) && scales_of(options) == Scales::of_tokens;
+  const bool has_8_bit_keys = has_8_bits(problem.key_dtype);
+  descales.are_of_tokens = has_8_bit_keys && scales_of(options) == Scales::of_tokens;
+  descales.are_of_query_heads =
+      has_8_bits(args.dtype) && scales_of(options) == Scales::of_query_heads;
+  args.q_descale = descale_of_queries_at(nullptr, problem);
   args.k_descale = args.v_descale = descale_of_keys_at(nullptr, problem);
+  const hip::Memory p_descale(std::vector<float>{1.0f / 127});
+  if (options.flag("p_descale")) {
+    if (args.dtype != jitfmha::DataType::int8) options.refuse("p_descale");
+    args.p_descale.scales = p_descale.get<float>();
+  }
   jitfmha::MhaPlan plan = planned(args, jitfmha::plan_mha_fwd);
-  if (num_splits == 1) plan.num_splits = 1, plan.workspace_bytes = 0;
+  if (has_no_workspace) plan.num_splits = 1, plan.workspace_bytes = 0;
   if (says_whether_ready(options, "is_v3_check", plan)) return true;
 
-  if (has_8_bits(args.dtype)) {
-    descales.q = drawn_descales(options, problem, "range_q", random);
+  if (has_8_bits(args.dtype)) descales.q = drawn_descales(options, problem, "range_q", random);
+  if (has_8_bit_keys) {
     descales.k = drawn_descales(options, problem, "range_k", random);
     descales.v = drawn_descales(options, problem, "range_v", random);
   }
   const hip::Memory q_descale(descales.q), k_descale(descales.k), v_descale(descales.v);
-  const std::int64_t rows = problem.packs() * args.heads_q * args.seqlen_q;
   const jitfmha::DataType out_dtype = problem.out_dtype;
   const hip::Memory device_out(static_cast<std::size_t>(rows * args.hdim_v) * bytes_of(out_dtype));
   const hip::Memory device_lse(static_cast<std::size_t>(rows) * sizeof(float));
@@ -148,8 +217,9 @@ bool run(const Options& options) {
   if (appended) args.q = appended->queries(inputs).get();
   args.out = device_out.get();
   args.lse = options.flag("lse") ? device_lse.get<float>() : nullptr;
-  if (has_8_bits(args.dtype)) {
-    args.q_descale = descale_at(q_descale.get<float>(), problem);
+  if (has_8_bits(args.dtype))
+    args.q_descale = descale_of_queries_at(q_descale.get<float>(), problem);
+  if (has_8_bit_keys) {
     args.k_descale = descale_of_keys_at(k_descale.get<float>(), problem);
     args.v_descale = descale_of_keys_at(v_descale.get<float>(), problem);
   }
@@ -159,6 +229,11 @@ bool run(const Options& options) {
   save(options, "v_descale", descales.v);
   std::vector<Result> results = {{"out", device_out, out_dtype, allowed_error(args.dtype)}};
   if (args.lse) results.push_back({"lse", device_lse, jitfmha::DataType::fp32, 1e-3});
+  if (parts) {
+    constexpr jitfmha::DataType kFloat = jitfmha::DataType::fp32;
+    results.push_back({"out_accum", parts->joined_out, kFloat, allowed_error(args.dtype), false});
+    results.push_back({"lse_accum", parts->joined_lse, kFloat, 1e-3, false});
+  }
   if (appended) appended->add_results(inputs, results);
   return run_and_compare(
       options, problem, plan, args.hdim_q + args.hdim_v, inputs.bytes(),
@@ -172,6 +247,10 @@ bool run(const Options& options) {
         Forward exact = forward_of(problem, inputs, args.out_strides);
         std::vector<std::vector<double>> all = {std::move(exact.out)};
         if (args.lse) all.push_back(std::move(exact.lse));
+        if (parts) {
+          parts->join(problem, args.out_strides);
+          all.insert(all.end(), {all[0], all[1]});
+        }
         if (appended) appended->add_exact(inputs, all);
         return all;
       });
@@ -183,8 +262,13 @@ int main(int count, char** texts) {
   return bench::main_with(
       count, texts,
       {{"lse", "0", "1: also the log-sum-exp"},
-       {"s_kpad", "-1",
-        "groups: rows of k and v that a sequence has room for; -1: no more than it has"},
+       {"s_qpad", "-1",
+        "groups: rows of q that a sequence has room for, or those of each as 70,33; "
+        "-1: no more than it has"},
+       {"s_kpad", "-1", "the same of k and v"},
+       {"q_eff_lens", "", "batches: how many rows of q count of each sequence, as 70,33"},
+       {"kv_eff_lens", "", "the same of k and v"},
+       {"kv_prec", "", "of k and v beside a q of 16 bits: fp8, int8, bf8; nothing: as q"},
        {"s_knew", "0",
         "keys of -s_k that are appended to a cache, whose sequences but the first have any "
         "length; -1: any number"},
@@ -194,7 +278,9 @@ int main(int count, char** texts) {
        {"via", "mha_fwd", "mha_fwd, direct: no meaning here: which function of AITER is called"},
        {"qscale", "n",
         "8 bits: scales are n, 0: 1; pt, 1: one of each tensor; ph: one of each sequence and head "
-        "of k; pth: of k and v one of each token and head"},
+        "of k; pth: of k and v one of each token and head; pqh: of q one of each sequence and head "
+        "of q; no kernel has those of blocks: bs, kvbs, mx"},
+       {"p_descale", "0", "int8: 1: probabilities become int8, too, with a scale of 1/127"},
        {"squant", "auto", "8 bits: 1: scales are those of the ranges; 0: 1; auto: as -qscale says"},
        {"range_q", "16", "-squant=1: the largest float that q stands for"},
        {"range_k", "16", "the same of k"},
@@ -202,6 +288,7 @@ int main(int count, char** texts) {
        {"range_p", "1", "no meaning here: probabilities are not scaled"},
        {"range_o", "16", "no meaning here: outputs are not scaled"},
        {"num_splits", "1", "of the keys; 0: as many as pay"},
+       {"split_results", "0", "with -lse=1: 1: also the results of each split"},
        {"page_block_size", "0", "keys lie in pages of so many; 0: they do not"},
        {"kv_memory_layout", "linear",
         "of pages: linear: rows; vectorized: packed ones, of keys (pages, h_k, d / x, page, x) and "

@@ -112,12 +112,16 @@ class Memory {
   }
   template <class T>
   explicit Memory(const std::vector<T>& content) : Memory(content.size() * sizeof(T)) {
-    check(Library::instance().copy(pointer_, content.data(), bytes_, kToDevice), "hipMemcpy");
+    put(content);
   }
   ~Memory() { Library::instance().release(pointer_); }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
+  template <class T>
+  void put(const std::vector<T>& content) const {
+    check(Library::instance().copy(pointer_, content.data(), bytes_, kToDevice), "hipMemcpy");
+  }
   template <class T>
   std::vector<T> content() const {
     std::vector<T> values(bytes_ / sizeof(T));
