@@ -74,8 +74,6 @@ inline const std::vector<Option>& common_options() {
        "float32 becomes bf16 by 0, as by nothing: RTNE, 1: RTNA, 2: RTZ, where there is such a "
        "kernel, else RTNE"},
       {"is_v3_check", "0", "1: launch nothing, say whether a kernel that comes ready serves it"},
-      {"warmup", "10", "launches before those that are timed, or what CK_WARMUP says"},
-      {"repeat", "10", "launches that are timed, or what CK_REPEAT says; 0: none"},
       {"json", "0", "1: write the figures to -jsonfile"},
       {"jsonfile", "bench_mha.json", "where -json writes"},
       {"device", "0", "the number of the GPU"},

@@ -173,6 +173,8 @@ int main(int count, char** texts) {
        {"dbias", "0", "1: also the gradient of each score, where a bias is added"},
        {"dlse", "0", "1: the log-sum-exp has a gradient, which is random"},
        {"sink_grad", "0", "1: each head has a sink, and it has a gradient"},
+       {"warmup", "10", "launches before those that are timed, or what CK_WARMUP says"},
+       {"repeat", "10", "launches that are timed, or what CK_REPEAT says; 0: none"},
        {"bwd_v3", "0", "0 to 2: no meaning here: the library decides which kernels are taken"},
        {"v3_atomic_fp32", "1", "0, 1: no meaning here: dq is added up in float32"},
        {"v3_spec", "0", "0, 1: no meaning here: AITER's kernels for special lengths"},
