@@ -31,8 +31,8 @@ _WAVE, _MOST_THREADS, _LEAST_THREADS = 64, 1024, 256
 _MOST_SHARES = 16
 # Numbers of a thread, for which so many threads have registers, as floats, too.
 _HELD = 32
-# The same in backward, of the 256 that each of half as many threads has.
-_SUMMED_REGISTERS = 170
+# The same in backward, of the 128 that each has.
+_SUMMED_REGISTERS = 85
 # Workgroups with a block of rows each; more have not the registers.
 _STREAMS_OF_UNIT = 3
 # What a share of a row finds out in backward.
@@ -80,8 +80,6 @@ class RowKernel(NamedTuple):
         if direction == "backward":
             # Two tensors of this row and the next one, the weight, and two sums of floats.
             wanted, more, most_held = 1, 0, _SUMMED_REGISTERS // (5 * registers + 2 * width)
-            if chunks > most_threads:
-                most_threads //= 2
         ragged, shares, lanes = columns % width != 0, 1, 1
         if chunks > most_threads * most_held:
             lanes, held = _LEAST_THREADS, most_held
@@ -91,6 +89,9 @@ class RowKernel(NamedTuple):
                     lanes *= 2
                 held = -(-chunks // (lanes * _MOST_SHARES))
             shares = -(-chunks // (lanes * held))
+            if direction == "backward":
+                # What shares tell takes registers, too.
+                most_threads = max(lanes, most_threads // 2)
         else:
             while lanes < most_threads and lanes * (wanted + more) < chunks + more:
                 lanes *= 2
@@ -111,6 +112,16 @@ class RowKernel(NamedTuple):
     def combine_name(self) -> str:
         """That of the kernel behind it, which adds up gradients of weights; "" in forward."""
         return f"{self.name}_combine" if self.direction == "backward" else ""
+
+    @property
+    def units_of_block(self) -> int:
+        """Compute units for each block of rows with parts of gradients, which are traffic, too.
+
+        Where threads have several loads on their way, one unit reads what two can, and computes as
+        quickly; LayerNorm does not where HBM has more for each unit.
+        """
+        keeps_up = self.traits.kind == "rms_norm" or self.arch == "gfx942"
+        return 2 if self.shares == 1 and self.held > 1 and keeps_up else self.shares
 
     @property
     def combined_columns(self) -> int:
@@ -214,12 +225,14 @@ class LoadedRows(NamedTuple):
 
     Attributes:
         blocks: forward those of rows, of which a workgroup has all, or a share.
+        units_of_block: backward, as ``RowKernel`` has it.
         words: of 64 bits, zeros, with which the workgroups of all rows tell each other numbers.
         combining: workgroups that add up a gradient.
     """
 
     address: int
     blocks: int
+    units_of_block: int
     shares: int
     words: int
     combining: int
@@ -279,4 +292,4 @@ class AmdRows(StructLauncher):
         address = self.load(jit.read(spec), kernel.threads, *names)
         words = 1 + rows * kernel.words if kernel.shares > 1 else 0
         combining = -(-self._columns // kernel.combined_columns)
-        return LoadedRows(address, blocks, kernel.shares, words, combining)
+        return LoadedRows(address, blocks, kernel.units_of_block, kernel.shares, words, combining)

@@ -19,7 +19,7 @@ from .structs import CALLS
 # A block of rows has a part of the weights' gradients of its own, which costs traffic; so it has
 # some rows. A block of fewer elements is not worth a thread.
 _LEAST_BLOCK_ROWS, _LEAST_BLOCK_ELEMENTS, _MOST_BLOCKS = 16, 1 << 14, 64
-# A compute unit has one, so that there are few parts to add up.
+# A compute unit has one at most, so that there are few parts to add up.
 _LEAST_ROWS_OF_WORKGROUP = 4
 
 
@@ -76,14 +76,14 @@ def _prepare(arguments: RowBackwardArguments) -> Run:
     target = target_of(x.device)
     wanted = (weight is not None and wants_weight) + (bias is not None)
 
-    def blocks_for(shares: int) -> int:
+    def blocks_for(units_of_block: int) -> int:
         blocks = min(rows, max(rows * columns // _LEAST_BLOCK_ELEMENTS, 1))
         if not wanted:
             return blocks
         least, most = _LEAST_BLOCK_ROWS, _MOST_BLOCKS
         if isinstance(target, AmdTarget):
             least = _LEAST_ROWS_OF_WORKGROUP
-            most = target.compute_units // shares
+            most = target.compute_units // units_of_block
         return max(min(blocks, rows // least, most), 1)
 
     entry = amd = None
@@ -112,7 +112,7 @@ def _prepare(arguments: RowBackwardArguments) -> Run:
         given = (*as_given, flat, *gradients)
         pointers = [0 if each is None else each.data_ptr() for each in given]
         kernel = amd.loaded(pointers, strides) if amd else None
-        blocks = blocks_for(kernel.shares if kernel else 1)
+        blocks = blocks_for(kernel.units_of_block if kernel else 1)
         partial = x.new_empty((wanted, blocks, columns), dtype=torch.float32) if wanted else None
         words = kernel.zeros(x.device) if kernel else None
         workspace = [0 if each is None else each.data_ptr() for each in (partial, words)]

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from compiled_calls import assert_nothing_is_spilled
 from drawn_rows import RowCall, draw, draw_like, drawn_index
 from norm_reference import check, forward
 from test_rows import check_call
@@ -157,6 +158,16 @@ def test_the_other_form_of_fp8_is_refused():
         pytest.raises(NotImplementedError, match=r"is fp8_e4m3fn;.*fp8_e4m3fnuz and int8"),
     ):
         jitfmha.softmax(torch.zeros(2, 8), out_dtype=torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("arch", FP8)
+@pytest.mark.parametrize("columns", [16384, 131072])
+def test_no_gradient_of_long_rows_spills(columns, arch):
+    """Those that hold most: two sums, and a residual beside what several loads bring."""
+    for weight_dtype in ("bf16", "fp32"):
+        traits = RowTraits("layer_norm", "bf16", weight_dtype, "bf16", *(True,) * 3)
+        kernel = RowKernel.of(traits, "backward", arch, columns, 8)
+        assert_nothing_is_spilled(amd.kernel_spec(kernel), kernel.name, kernel.combine_name)
 
 
 def test_threads_of_a_row():
