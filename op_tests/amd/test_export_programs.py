@@ -53,6 +53,7 @@ EXPORTED = (
     FORWARD._replace(dtypes=("fp8",), hdims=((40, 40),), masks=NONE, out_dtype="fp32"),
     FORWARD._replace(masks=NONE, features=(("bias",), ("boolean_bias",), ("split_results",))),
     BACKWARD._replace(features=(("alibi", "dropout"), ("bias",), ("sinks",))),
+    BACKWARD._replace(hdims=((64, 64),)),
     BACKWARD._replace(dtypes=("fp16",), hdims=((80, 80),), modes=("gm1",)),
     BACKWARD._replace(dtypes=("fp32",), hdims=((72, 72),)),
 )
