@@ -52,6 +52,7 @@ EXPORTED = (
     FORWARD._replace(dtypes=("bf8",), masks=CAUSAL),
     FORWARD._replace(dtypes=("fp8",), hdims=((40, 40),), masks=NONE, out_dtype="fp32"),
     FORWARD._replace(masks=NONE, features=(("bias",), ("boolean_bias",), ("split_results",))),
+    FORWARD._replace(hdims=((64, 64),), masks=CAUSAL, features=((),)),
     BACKWARD._replace(features=(("alibi", "dropout"), ("bias",), ("sinks",))),
     BACKWARD._replace(hdims=((64, 64),)),
     BACKWARD._replace(dtypes=("fp16",), hdims=((80, 80),), modes=("gm1",)),
@@ -218,7 +219,6 @@ def test_lines(line, programs, seed, monkeypatch):
     assert "is emulated, with no time" in said
 
 
-@pytest.mark.usefixtures("ready_first")
 @pytest.mark.parametrize("parity", PARITY, ids=lambda each: each.name)
 @pytest.mark.sample("draw", range(5), 1)
 def test_parity_with_python(draw, parity, programs, seed, tmp_path):
