@@ -113,6 +113,7 @@ fwd -prec=bf16 -b=2 -h=2 -d=32 -s=3 -s_k=40 -s_knew=9 -page_block_size=16 \
 bwd -prec=bf16 -b=2 -h=4 -h_k=2 -d=32 -s=40 -s_k=30 -mask=2 -sink_grad=1 -dlse=1
 bwd -prec=bf16 -b=1 -h=2 -d=32 -s=40 -s_k=50 -bias=e:2 -dbias=1 -mask=xb:8 -init=tf
 bwd -prec=fp32 -b=1 -h=2 -h_k=1 -d=72 -s=40 -s_k=50 -mask=g:9,30 -deterministic=1
+bwd -prec=fp16 -mode=1 -b=2 -h=2 -h_k=1 -d=80 -s=33,5 -s_k=40,70 -s_qpad=40,9 -s_kpad=50,70 -mask=t
 """
 
 

@@ -40,6 +40,10 @@ inline const std::vector<Option>& common_options() {
       {"h_k", "-1", "heads of k and v; -1, 0: as many as of q"},
       {"s", "3328", "seqlen_q; groups: the average, or the length of each as 70,1,33"},
       {"s_k", "-1", "the same of k and v; -1: as q"},
+      {"s_qpad", "-1",
+       "groups: rows of q that a sequence has room for, or those of each as 70,33; "
+       "-1: no more than it has"},
+      {"s_kpad", "-1", "the same of k and v"},
       {"d", "128", "head dimension of q and k"},
       {"d_v", "-1", "head dimension of v; -1, 0: as q"},
       {"scale_s", "0", "that scores are multiplied with; 0: 1 / sqrt(d)"},
@@ -566,7 +570,7 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
     for (std::size_t i = 1; i < rows_k.size(); ++i)
       rows_k[i] = std::uniform_int_distribution<std::int64_t>(cache.new_keys, rows_k[0])(random);
   for (const auto& [name, rooms] : {std::pair("s_qpad", &rooms_q), {"s_kpad", &rooms_k}}) {
-    if (!has_lengths || !options.has(name)) continue;
+    if (!has_lengths) continue;
     const std::vector<std::int64_t> given = options.numbers(name);
     for (std::size_t i = 0; i < rooms->size(); ++i)
       (*rooms)[i] = std::max((*rooms)[i], given[std::min(i, given.size() - 1)]);

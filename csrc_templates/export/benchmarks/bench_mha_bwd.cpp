@@ -10,6 +10,7 @@ namespace {
 
 using namespace bench;
 
+// NaN where anything may be.
 struct Gradients {
   std::vector<double> dq, dk, dv;
   std::vector<double> dbias;  // of each score
@@ -25,12 +26,34 @@ std::int64_t scores_of(const Problem& problem) {
   return problem.packs() * problem.args.heads_q * problem.args.seqlen_q * keys_of(problem);
 }
 
+// Zeros in all rows of all sequences, which of_sequence(it) gives as (first, how many).
+template <class Rows>
+std::vector<double> zeros_of(const Problem& problem, std::size_t count,
+                             const jitfmha::Strides& strides, std::int64_t heads, std::int64_t hdim,
+                             const Rows& of_sequence) {
+  std::vector<double> values(count, NAN);
+  for (std::size_t n = 0; n < problem.sequences.size(); ++n) {
+    const auto [first, rows] = of_sequence(problem.sequences[n]);
+    const std::int64_t batch = problem.is_group() ? 0 : static_cast<std::int64_t>(n);
+    for (std::int64_t head = 0; head < heads; ++head)
+      for (std::int64_t row = first; row < first + rows; ++row)
+        std::fill_n(&values[place(strides, batch, head, row)], hdim, 0);
+  }
+  return values;
+}
+
 Gradients gradients_of(const Problem& problem, const Inputs& inputs, const View& dout,
                        const std::vector<float>& dlse) {
   const jitfmha::MhaArgs& args = problem.args;
-  Gradients sums = {std::vector<double>(inputs.q.values.size()),
-                    std::vector<double>(inputs.k.values.size()),
-                    std::vector<double>(inputs.v.values.size()),
+  const auto queries = [](const Sequence& of) { return std::pair(of.begin_q, of.rows_q); };
+  const auto keys_there = [](const Sequence& of) { return std::pair(of.begin_k, of.rows_k); };
+  const auto zeros = [&](const Drawn& like, const jitfmha::Strides& strides, std::int64_t heads,
+                         std::int64_t hdim, const auto& rows) {
+    return zeros_of(problem, like.values.size(), strides, heads, hdim, rows);
+  };
+  Gradients sums = {zeros(inputs.q, args.q_strides, args.heads_q, args.hdim_q, queries),
+                    zeros(inputs.k, args.k_strides, args.heads_k, args.hdim_q, keys_there),
+                    zeros(inputs.v, args.v_strides, args.heads_k, args.hdim_v, keys_there),
                     std::vector<double>(static_cast<std::size_t>(scores_of(problem))),
                     std::vector<double>(static_cast<std::size_t>(args.heads_q))};
   const std::int64_t keys = keys_of(problem);

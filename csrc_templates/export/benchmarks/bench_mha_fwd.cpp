@@ -262,10 +262,6 @@ int main(int count, char** texts) {
   return bench::main_with(
       count, texts,
       {{"lse", "0", "1: also the log-sum-exp"},
-       {"s_qpad", "-1",
-        "groups: rows of q that a sequence has room for, or those of each as 70,33; "
-        "-1: no more than it has"},
-       {"s_kpad", "-1", "the same of k and v"},
        {"q_eff_lens", "", "batches: how many rows of q count of each sequence, as 70,33"},
        {"kv_eff_lens", "", "the same of k and v"},
        {"kv_prec", "", "of k and v beside a q of 16 bits: fp8, int8, bf8; nothing: as q"},
