@@ -10,6 +10,7 @@ from ..call.explained import CallExplanation
 from ..kernels.estimate import machine_of
 from ..planning.target import AmdTarget
 from ..problem.checks import not_a_tensor
+from ..problem.torch_parts import INT8_PRODUCT
 from .amd import UNITS, kernel_spec, planned_product
 from .problem import FP8, Activation, MatmulArguments, Product, product_of
 
@@ -62,7 +63,7 @@ def _in_words(arguments: MatmulArguments) -> str:
 def _torch_function(arguments: MatmulArguments, product: Product) -> str:
     a, b, bias, scale_a, scale_b, *_ = arguments
     if a.dtype == torch.int8:
-        return "torch._int_mm"
+        return INT8_PRODUCT
     dtype = torch.float32 if a.dtype in FP8 else product.out_dtype
     is_linear = bias is not None and bias.dim() == 1 and b.dim() == 2 and bias.dtype == dtype
     is_scaled = scale_a is not None or scale_b is not None

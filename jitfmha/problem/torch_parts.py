@@ -217,6 +217,8 @@ multiplies_bf16: Callable[[], bool] = _part("ops.mkldnn._is_mkldnn_bf16_supporte
 
 
 _int_mm: Callable[[Tensor, Tensor], Tensor] | None = _part("_int_mm", None)
+INT8_PRODUCT = "torch.matmul" if _int_mm is None else "torch._int_mm"
+"""What :func:`int8_product` calls."""
 
 
 def int8_product(a: Tensor, b: Tensor) -> Tensor:

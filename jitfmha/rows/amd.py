@@ -37,6 +37,12 @@ _SUMMED_REGISTERS = 85
 _STREAMS_OF_UNIT = 3
 # What a share of a row finds out in backward.
 _NUMBERS_OF_SHARE: dict[Kind, int] = {"softmax": 1, "rms_norm": 2, "layer_norm": 4}
+# Whose gradients one unit reads as quickly as two, where threads have several loads on their way:
+# not LayerNorm's where HBM has more for each unit.
+_READ_BY_ONE: dict[Arch, tuple[Kind, ...]] = {
+    "gfx942": ("rms_norm", "layer_norm"),
+    "gfx950": ("rms_norm",),
+}
 # Of a gradient, which a workgroup adds up: a line of the cache, or four where blocks are few.
 _COMBINED_COLUMNS, _COMBINED_COLUMNS_OF_FEW = 32, 128
 MOST_STRIDE = 1 << 21
@@ -115,12 +121,8 @@ class RowKernel(NamedTuple):
 
     @property
     def units_of_block(self) -> int:
-        """Compute units for each block of rows with parts of gradients, which are traffic, too.
-
-        Where threads have several loads on their way, one unit reads what two can, and computes as
-        quickly; LayerNorm does not where HBM has more for each unit.
-        """
-        keeps_up = self.traits.kind == "rms_norm" or self.arch == "gfx942"
+        """Compute units for each block of rows with parts of gradients, which are traffic, too."""
+        keeps_up = self.traits.kind in _READ_BY_ONE[self.arch]
         return 2 if self.shares == 1 and self.held > 1 and keeps_up else self.shares
 
     @property

@@ -586,6 +586,7 @@ ELSEWHERE = {
         "../test_heads.py",
     ),
     **dict.fromkeys(("matmul", "aiter.gemm_a16w16", "aiter.gemm_a8w8"), "../test_matmul.py"),
+    **dict.fromkeys(("explain_rows", "explain_matmul"), "../amd/test_explained_calls.py"),
     **dict.fromkeys(
         (
             *("aiter.rms_norm", "aiter.rmsnorm2d_fwd", "aiter.rmsnorm2d_fwd_with_add"),
