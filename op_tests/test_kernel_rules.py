@@ -314,8 +314,10 @@ def _options(x: Drawn, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dic
         names = ("q_descale", "k_descale", "v_descale")
         scales = {name: scale for name, given in zip(names, is_scaled, strict=True) if given}
     if "token_descales" in has:
-        of_tokens = (("k_descale", shape_of_keys(k)), ("v_descale", shape_of_values(v)))
-        scales |= {name: torch.ones(*shape[:-1], 1) for name, shape in of_tokens}
+        of_tokens = {"k_descale": shape_of_keys(k), "v_descale": shape_of_values(v)}
+        if "int8_probabilities" in has:  # sums of integers have one scale
+            del of_tokens["v_descale"]
+        scales |= {name: torch.ones(*shape[:-1], 1) for name, shape in of_tokens.items()}
     if "query_head_descales" in has:
         scales["q_descale"] = torch.ones(x.heads)
     if "int8_probabilities" in has:
