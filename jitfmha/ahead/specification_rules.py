@@ -129,7 +129,7 @@ def why_nothing_runs_on(arch: str) -> Iterator[str]:
 def output_follows_the_inputs(
     sig: Signature, alg: Algorithm, arch: CkArchitecture
 ) -> Iterator[str]:
-    """Results of 8-bit inputs are bf16, and there is no e5m2."""
+    """What is declared ahead has bf16 results of 8-bit inputs."""
     if sig.data_type in _CK_DATA_TYPES and sig.data_type not in DATA_TYPES:
         yield f"data_type {sig.data_type!r} has no kernel; there are {', '.join(DATA_TYPES)}"
 

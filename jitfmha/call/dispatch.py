@@ -262,7 +262,7 @@ class Explanation(Told, _Explained):
         return cls(problem, target, plan, estimates, rejected, tuple(remarks))
 
     @property
-    def kernel(self) -> str | None:  # type: ignore[override]
+    def kernel(self) -> str | None:
         """The name of the plan's; None where nothing serves the call."""
         return None if self.plan is None else self.plan.kernel
 

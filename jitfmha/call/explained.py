@@ -17,7 +17,11 @@ class Told:
 
     __slots__ = ()
     target: Target
-    kernel: str | None
+
+    @property
+    def kernel(self) -> str | None:
+        """The name of the one that serves the call; None where nothing does."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         kernel = self.kernel or "no kernel"
@@ -89,7 +93,7 @@ class CallExplanation(Told, _Served):
         return cls(target, problem, family, rejected=rejected)
 
     @property
-    def kernel(self) -> str | None:  # type: ignore[override]
+    def kernel(self) -> str | None:
         """The first one; None where nothing serves the call."""
         return self.kernels[0] if self.kernels else None
 

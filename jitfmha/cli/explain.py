@@ -21,7 +21,7 @@ from .exit_codes import FAILED, OK, UsageError
 from .flags import parser
 from .output import print_json, show
 
-_OF_OTHERS = {"M": None, "N": None, "K": None, "out_dtype": None, "residual": False}
+_OF_OTHERS = ("M", "N", "K", "out_dtype", "residual")
 _OF_ALL = ("of", "device", "dtype", "json", "command")
 
 
