@@ -1,6 +1,7 @@
 """The way to an AMD GPU with whatever can be passed: on a runtime that records, and emulated."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from rigs.recording_runtime import RecordingRuntime
 from test_functions import SUBJECTS
 
 from jitfmha import emulate
+from jitfmha.kernels.compiled import family
 
 _NAMES = ("fmha_fwd", "fmha_v3_varlen_fwd", "flash_attn_func", "ops.jitfmha.fmha_fwd_out")
 _SUBJECTS = [on_amd(subject) for subject in SUBJECTS if subject.name in _NAMES]
@@ -37,6 +39,15 @@ def is_not_served(error: BaseException) -> bool:
     return isinstance(error, NotImplementedError) and str(error).startswith("no kernel serves")
 
 
+@pytest.fixture
+def uncompiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that would be compiled are files of nothing, as a runtime that records loads them."""
+    empty = SimpleNamespace(image=b"\x7fELF")
+    monkeypatch.setattr(family.CompiledPlan, "compiled", lambda plan: empty)
+    monkeypatch.setattr(family, "row_of_built", lambda traits, image: traits.row())
+
+
+@pytest.mark.usefixtures("uncompiled_kernels")
 @pytest.mark.parametrize("chip", ["MI300X", "MI355X"])
 @pytest.mark.parametrize("subject", _SUBJECTS, ids=lambda subject: subject.name)
 def test_launcher(subject, chip, sweep):
