@@ -391,6 +391,68 @@ def test_deterministic_backward_is_that_of_python(lengths, hdim, kernel, calls, 
     assert kernel in assert_backward_is_that_of_python(call, "gfx942", calls)
 
 
+@pytest.mark.parametrize(
+    ("batch", "lengths", "heads", "layout"),
+    [
+        (2, ((33, 70),), (0, 2), "bhsd"),
+        (1, ((3, 1),), (0, 3), "sbhd"),
+        (None, ((0, 5), (1, 64), (33, 0)), (0, 3), "bshd"),
+        (None, ((0, 5), (0, 7)), (4, 2), "bshd"),
+        (None, (), (2, 1), "bshd"),
+        (2, ((0, 9),), (2, 2), "bhsd"),
+        (0, ((5, 9),), (2, 1), "bshd"),
+        (2, ((5, 0),), (0, 0), "bshd"),
+    ],
+)
+def test_backward_without_queries_is_that_of_python(batch, lengths, heads, layout, calls, rng):
+    """Of heads, rows or sequences there are none; what would be read is not there."""
+    rows_q, rows_k = (3, 11) if not lengths else map(sum, zip(*lengths, strict=True))
+    before = () if batch is None else (batch,)
+    orders = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}
+
+    def poisoned(rows: int, count: int, hdim: int) -> Tensor:
+        shape = (*before, rows, count, hdim)
+        order = orders[layout] if before else range(3)
+        memory = torch.full([shape[i] for i in order], POISON, dtype=torch.float16)
+        return memory.permute([list(order).index(i) for i in range(len(shape))])
+
+    q, dq, k, dk = (
+        poisoned(*x, 128) for x in ((rows_q, heads[0]),) * 2 + ((rows_k, heads[1]),) * 2
+    )
+    out, dout, v, dv = (
+        poisoned(*x, 64) for x in ((rows_q, heads[0]),) * 2 + ((rows_k, heads[1]),) * 2
+    )
+    lse = torch.zeros(*before, heads[0], rows_q)
+    options: dict[str, Any] = {}
+    if batch is None:
+        sides = zip(*lengths, strict=True) if lengths else ((), ())
+        sums = (prefix_sums(list(side)) for side in sides)
+        options = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), sums, strict=True))
+    gradients = {"dq": dq, "dk": dk, "dv": dv}
+    with emulate("gfx942"):
+        fmha_bwd(dout, q, k, v, out, lse, **gradients, **options)
+    expected = {name: x.clone() for name, x in gradients.items()}
+    arguments = BackwardArguments(
+        dtype=DTYPES["fp16"],
+        mode=int(batch is None),
+        batch=len(lengths) if batch is None else batch,
+        heads_q=heads[0],
+        heads_k=heads[1],
+        seqlen_q=rows_q,
+        seqlen_k=rows_k,
+        hdim_q=128,
+        hdim_v=64,
+        softmax_scale=0.1,
+    )
+    for name, x in gradients.items():
+        set_tensor(arguments, name, x.fill_(POISON))
+    use_device("gfx942")
+    calls.launch(arguments)
+    for name, x in gradients.items():
+        assert torch.equal(x, expected[name]), name
+        assert not x.any(), name
+
+
 def assert_backward_is_that_of_python(call: BackwardCall, chip: Arch, calls: ExportedCalls) -> str:
     """The gradients, bit for bit, and what was not to be written. The kernel's name."""
     longest = {"max_seqlen_q": 65, "max_seqlen_k": 129} if call.is_group else {}
@@ -662,7 +724,7 @@ def test_flags_of_programs(exported, shared_library, emulator_path):
     for said, *options in (
         ("-prec=fp4 is not served", "-prec=fp4"),
         ("-nonsense=1 is no option", "-nonsense=1"),
-        ("-b=0 is not served", "-mode=1", "-b=0"),
+        ("-b=-1 is not served", "-mode=1", "-b=-1"),
         ("-s=3,4 is not served", "-s=3,4"),
         ("-s_k=3,4 is not served", "-mode=1", "-s=3,4,5", "-s_k=3,4"),
     ):

@@ -110,6 +110,9 @@ fwd -prec=bf16 -b=1 -h=2 -d=32 -s=33 -s_k=40 -bias=m:1 -lse=1
 fwd -prec=bf16 -b=1 -h=2 -d=32 -s=33 -s_k=200 -num_splits=3 -split_results=1 -lse=1
 fwd -prec=bf16 -b=2 -h=2 -d=32 -s=3 -s_k=40 -s_knew=9 -page_block_size=16 \
   -kv_memory_layout=vectorized -kv_lookup_table=sglang
+fwd -prec=bf16 -mode=1 -b=0 -h=2 -d=64 -lse=1
+bwd -prec=bf16 -b=0 -h=2 -d=64
+bwd -prec=bf16 -mode=1 -h=0 -h_k=2 -s=3,0 -s_k=4,5 -s_kpad=6,9 -d=64
 bwd -prec=bf16 -b=2 -h=4 -h_k=2 -d=32 -s=40 -s_k=30 -mask=2 -sink_grad=1 -dlse=1
 bwd -prec=bf16 -b=1 -h=2 -d=32 -s=40 -s_k=50 -bias=e:2 -dbias=1 -mask=xb:8 -init=tf
 bwd -prec=fp32 -b=1 -h=2 -h_k=1 -d=72 -s=40 -s_k=50 -mask=g:9,30 -deterministic=1

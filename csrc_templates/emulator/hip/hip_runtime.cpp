@@ -599,6 +599,13 @@ EXPORT int hipMemset(void* to, int value, std::size_t bytes) {
 EXPORT int hipMemsetAsync(void* to, int value, std::size_t bytes, void*) {
   return hipMemset(to, value, bytes);
 }
+EXPORT int hipMemset2DAsync(void* to, std::size_t pitch, int value, std::size_t width,
+                            std::size_t height, void*) {
+  if (width > pitch) return failed(kInvalidValue, "hipMemset2DAsync of rows that overlap");
+  for (std::size_t row = 0; row < height; ++row)
+    std::memset(static_cast<char*>(to) + row * pitch, value, width);
+  return kSuccess;
+}
 
 // ---- Exports: the emulator's own ----------------------------------------------------------------
 

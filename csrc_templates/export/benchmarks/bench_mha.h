@@ -335,7 +335,7 @@ inline std::vector<std::int64_t> lengths_of(const std::vector<std::int64_t>& giv
                                             std::int64_t count, bool vary, std::mt19937& random) {
   if (given.size() == static_cast<std::size_t>(count) && count > 1) return given;
   std::vector<std::int64_t> lengths(static_cast<std::size_t>(count), given.at(0));
-  if (!vary) return lengths;
+  if (!vary || count == 0) return lengths;
   std::uniform_int_distribution<std::size_t> any(0, lengths.size() - 1);
   std::uniform_int_distribution<std::int64_t> part(0, given[0] / 2);
   for (std::size_t i = 0; i < lengths.size(); ++i) {
@@ -545,7 +545,7 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
   const std::vector<std::int64_t> given_k = options.numbers("s_k");
   args.batch = has_lengths && given_q.size() > 1 ? static_cast<std::int64_t>(given_q.size())
                                                  : options.number("b");
-  if (args.batch < 1) options.refuse("b");
+  if (args.batch < 0) options.refuse("b");
   for (const auto& [name, given] : {std::pair("s", &given_q), std::pair("s_k", &given_k)})
     if (given->size() != 1 &&
         !(has_lengths && given->size() == static_cast<std::size_t>(args.batch)))
@@ -565,7 +565,7 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
       (*rows)[i] = given[i];
     }
   }
-  if (cache.new_keys > rows_k[0]) options.refuse("s_knew");
+  if (!rows_k.empty() && cache.new_keys > rows_k[0]) options.refuse("s_knew");
   if (cache.is_appended())
     for (std::size_t i = 1; i < rows_k.size(); ++i)
       rows_k[i] = std::uniform_int_distribution<std::int64_t>(cache.new_keys, rows_k[0])(random);
@@ -589,7 +589,7 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
   }
   args.seqlen_q = is_group ? problem.cu_rooms_q.back() : given_q[0];
   args.seqlen_k = is_group ? problem.cu_rooms_k.back() : as_q ? given_q[0] : given_k[0];
-  if (is_group) {
+  if (is_group && args.batch > 0) {
     args.max_seqlen_q = *std::max_element(rows_q.begin(), rows_q.end());
     args.max_seqlen_k = *std::max_element(rows_k.begin(), rows_k.end());
   }
