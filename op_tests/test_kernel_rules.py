@@ -26,7 +26,7 @@ from jitfmha.kernels.cpu import CpuPlan
 from jitfmha.kernels.ready.family import ReadyPlan
 from jitfmha.planning.target import TARGET_HERE, AmdTarget, Target, cpu_target
 from jitfmha.problem.arguments import Arguments, KeyOptions
-from jitfmha.problem.dtypes import out_dtype_of
+from jitfmha.problem.dtypes import plain_out_dtype
 from jitfmha.problem.features import Feature
 from jitfmha.problem.packed_pages import shape_of_keys, shape_of_values
 from jitfmha.problem.problem import Problem, make_problem
@@ -51,6 +51,7 @@ BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
         {"dtype": "bf16", "kv_dtype": "fp16"},
         ["float16", "bfloat16"],
     ),
+    ("outputs_are_as_queries_or_of_8_bit_calls", {"out_dtype": "fp32"}, ["float32", "bfloat16"]),
     ("padding_is_between_packed_sequences", PADDED, ["cu_seqlens_q_padded"]),
     ("pages_have_lengths", {"page_size": 16}, ["block_table", "cu_seqlens_k"]),
     ("pages_have_no_gradients", PAGED | BACKWARD, ["block_table", "backward"]),
@@ -199,6 +200,7 @@ class Drawn:
 
     dtype: str = "bf16"
     kv_dtype: str = ""
+    out_dtype: str = ""
     hdim: int = 64
     hdim_v: int = 64
     mask: int | str = 0
@@ -216,7 +218,14 @@ class Drawn:
 
     @property
     def options(self) -> dict[str, Any]:
-        return vars(self) | {"kv_dtype": self.kv_dtype or None}
+        return vars(self) | {
+            "kv_dtype": self.kv_dtype or None,
+            "out_dtype": self.out_dtype or None,
+        }
+
+    @property
+    def torch_out_dtype(self) -> torch.dtype:
+        return TORCH_DTYPES[self.out_dtype or plain_out_dtype(self.dtype)]
 
     @property
     def is_group(self) -> bool:
@@ -250,6 +259,8 @@ def drawn_combination(drawn: random.Random) -> Drawn:
         # Where there are no keys nothing says how they lie.
         seqlen_k=drawn.choice((40, 64) if "column_major_v" in features else (0, 2, 40, 64)),
     )
+    if call.direction == "forward":  # backward takes what forward gave
+        call = replace(call, out_dtype=drawn.choice((*("",) * 9, "bf16", "fp16", "fp32")))
     if "packed_pages" in features:  # of pieces, and of some keys, so that tensors have strides
         sizes = {"hdim": (64, 256, 576), "page_size": (16, 48), "seqlen_k": (2, 40, 64)}
         return replace(call, **{name: drawn.choice(each) for name, each in sizes.items()})
@@ -259,18 +270,17 @@ def drawn_combination(drawn: random.Random) -> Drawn:
 def real_problem(x: Drawn) -> Problem:
     """Of a call with tensors; raises what the call would raise."""
     q, k, v = _tensors(x)
-    options = _options(x, q, k, v)
+    options = _options(x, k, v)
     arguments = Arguments.of(q, k, v, {name: y for name, y in options.items() if y is not None})
     if "split_results" in x.features:
         table, count, *_ = arguments.keys or KeyOptions()
         accum = torch.empty(1, device="meta")
         arguments = arguments._replace(keys=KeyOptions(table, count, accum, accum))
+    out = torch.empty((*q.shape[:-1], x.hdim_v), dtype=x.torch_out_dtype)
+    forward = arguments._replace(out=out) if x.out_dtype or x.direction == "backward" else arguments
     if x.direction == "forward":
-        return make_problem(arguments)
-    out_dtype = out_dtype_of(q.dtype)
-    out = torch.empty((*q.shape[:-1], x.hdim_v), dtype=out_dtype)
+        return make_problem(forward)
     lse_shape = (x.heads, x.seqlen) if x.is_group else (x.batch, x.heads, x.seqlen)
-    forward = arguments._replace(out=out)
     return make_backward_problem(
         BackwardArguments(forward, torch.empty(lse_shape), torch.empty_like(out))
     )
@@ -299,12 +309,11 @@ def _tensors(x: Drawn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return q, k, v
 
 
-def _options(x: Drawn, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Any]:
-    out_dtype = out_dtype_of(q.dtype)
+def _options(x: Drawn, k: torch.Tensor, v: torch.Tensor) -> dict[str, Any]:
     has = set(x.features)
     sums = prefix_sums([0] * x.batch)
     bias_shape = (x.heads, x.seqlen, 5) if x.is_group else (1, 1, 1, x.seqlen_k)
-    bias = torch.zeros(bias_shape, dtype=out_dtype)
+    bias = torch.zeros(bias_shape, dtype=TORCH_DTYPES[plain_out_dtype(x.dtype)])
     scale, scales = torch.ones(1), {}
     eight_bit = ("fp8_e4m3fnuz", "fp8_e4m3fn", "int8")
     if "descales" in has:

@@ -25,12 +25,13 @@ from jitfmha.ahead.profile_names import PROFILE_NAMES, RECEIPT_NUMBERS
 from jitfmha.ahead.profiles import PROFILES
 from jitfmha.ahead.receipts import RECEIPTS, allows, receipt_named
 from jitfmha.ahead.registry import ListedKernel, every_kernel, has_key
-from jitfmha.ahead.specification import read_specification
+from jitfmha.ahead.specification import DATA_TYPES, combination_of, read_specification
 from jitfmha.ahead.specification_rules import SPECIFICATION_RULES
 from jitfmha.ahead.validate import every_rule
 from jitfmha.amd.chips import Arch
 from jitfmha.call.detection import planned_target
 from jitfmha.call.dispatch import explain_problem, plans_for
+from jitfmha.export.kernels import Selection, forward_kernels, forward_passes, selection_of_set
 from jitfmha.kernels.compiled.rules import RULES
 from jitfmha.kernels.compiled.tile_rules import TILE_RULES
 from jitfmha.planning.specification import Signature
@@ -80,7 +81,7 @@ BROKEN: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
     ("workgroups_are_counted", {}, {"block_per_cu": 0}, "gfx942", "block_per_cu 0"),
     ("workgroups_are_counted", {}, {"num_wave_groups": 0}, "gfx942", "num_wave_groups 0"),
     ("architecture_has_kernels", {}, {"pipeline": "compiled"}, "gfx90a", "runs on gfx90a"),
-    ("output_follows_the_inputs", {"data_type": "bf8"}, {"pipeline": "compiled"}, "gfx942", "bf8"),
+    ("outputs_have_16_bits", {"data_type": "bf8"}, {"pipeline": "compiled"}, "gfx942", "bf8"),
     (
         "scales_are_not_of_blocks",
         {"data_type": "fp8bf16", "qscale": "blockscale"},
@@ -429,6 +430,31 @@ def test_a_set_of_one_kernel(tmp_path):
     }
 
 
+def test_outputs_of_8_bit_calls(tmp_path, run):
+    """Sets, parts and flags name the same kernels; a receipt has those that it keeps."""
+    target, out = planned_target("gfx942"), {"data_type": "fp8fp32"}
+    path = declared(tmp_path, {"signature": SIGNATURE | out, "arch": "gfx942"})
+    parts = {"dtypes": ["fp8_e4m3fnuz"], "masks": [0], "modes": ["gm0"], "hdims": [64]}
+    plans = plans_ahead(target, None, out_dtypes=["fp32"], **parts)
+    # A set has calls of decoding, too.
+    assert {*plans} <= names_of(path)
+    assert all("_fp32out_" in name for name in names_of(path))
+    flags = "--dtype fp8_e4m3fnuz --mask 0 --mode gm0 --hdim 64 --out-dtype fp32 --device gfx942"
+    listed = run("build", *flags.split(), "--dry-run", "--json")
+    assert {x["name"] for x in json.loads(listed.out)} == {*plans}
+    of_flags = Selection(
+        *(("gfx942",), ("forward",), ("fp8",), ((128, 128),), ("none",), ("gm0",)),
+        out_dtypes=("bf16", "fp32"),
+    )
+    # With outputs of bf16 it comes ready.
+    (compiled,) = forward_passes(of_flags, forward_kernels(of_flags))
+    assert compiled.other_out_dtype == "fp32"
+    (of_set,) = forward_passes(selection_of_set(path, Selection(("gfx942",))), ())
+    assert of_set.other_out_dtype == "fp32"
+    kept = plans_ahead(target, 888, **parts | {"hdims": None})
+    assert {x.problem.out_dtype for x in kept.values()} == {"bf16", "fp32"}
+
+
 def test_wildcards(tmp_path):
     """A list and "*" are each value alone; what breaks a rule is left out."""
     everything = {"dropout": "*", "data_type": ["fp16", "bf16"], "hdim_v": "*"}
@@ -535,6 +561,7 @@ def drawn_problem(drawn: random.Random) -> Problem:
     heads = drawn.choice(((8, 8), (8, 2)))
     combination = Combination(
         *(dtype, dtype, drawn.choice((40, 64, 128, 192, 300)), drawn.choice((64, 128, 400))),
+        other_out_dtype=drawn.choice(("", "fp16", "fp32")) if dtype == "int8" else "",
         mask=drawn.choice((NO_MASK, CAUSAL_MASK, Mask(left=40, right=3))),
         mode="gm1" if is_paged else drawn.choice(("gm0", "gm1")),
         direction=drawn.choice(("forward", "forward", "backward")),
@@ -548,6 +575,21 @@ def drawn_problem(drawn: random.Random) -> Problem:
     )
     check_combination(combination)
     return combination.problem()
+
+
+@pytest.mark.parametrize("arch", OURS)
+@pytest.mark.parametrize("data_type", DATA_TYPES)
+def test_a_data_type_is_that_of_the_key(data_type, arch):
+    """From a configuration to a call, to its kernel, and to the configuration of that."""
+    call = combination_of(Signature(data_type, 96, 64), arch)
+    key = explain_problem(call.problem(), planned_target(arch)).to_dict()["key"]
+    assert key["signature"]["data_type"] == data_type
+    assert validate_specification(key).valid
+    assert any(has_key(kernel, key) for kernel in kernels_of(arch))
+    assert call.out_dtype == (data_type if data_type in SIXTEEN_AND_32_BITS else data_type[-4:])
+
+
+SIXTEEN_AND_32_BITS = ("fp16", "bf16", "fp32")
 
 
 @pytest.mark.sample("number", range(2000), 60)

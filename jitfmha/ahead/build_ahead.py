@@ -11,7 +11,7 @@ import torch
 
 from ..call.dispatch import plans_for
 from ..planning.plan import Plan
-from ..planning.specification import signature_of
+from ..planning.specification import OUT_DTYPES, signature_of
 from ..planning.target import AmdTarget, Target
 from ..problem.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from ..problem.mask import parse_mask
@@ -124,20 +124,22 @@ def _problems(combination: Combination) -> Iterator[Problem]:
 
 def combinations_of(subset: Subset) -> Iterator[Combination]:
     """The smallest calls with each combination of traits."""
-    for dtypes, (hdim_q, hdim_v), mask, mode, direction, features, (
+    # Heads that share keys are those of decoding, which asks for kernels of few queries.
+    is_for_decoding = len(subset.heads) > 1
+    for (dtype, kv_dtype), (hdim_q, hdim_v), mask, mode, direction, features, (
         heads_q,
         heads_k,
-    ) in itertools.product(*subset):
-        # Heads that share keys are those of decoding, which asks for kernels of few queries.
-        is_for_decoding = len(subset.heads) > 1
-        for seqlen in (1,) * is_for_decoding + (_MANY_QUERIES,) * (heads_q == heads_k):
+    ) in itertools.product(*subset[:-1]):
+        seqlens = (1,) * is_for_decoding + (_MANY_QUERIES,) * (heads_q == heads_k)
+        for seqlen, out_dtype in itertools.product(seqlens, subset.other_out_dtypes(dtype)):
             yield Combination(
-                *(*dtypes, hdim_q, hdim_v, mask, mode, direction),
+                *(dtype, kv_dtype, hdim_q, hdim_v, mask, mode, direction),
                 features=frozenset(NAMED_FEATURES[name] for name in features),
                 heads_q=heads_q,
                 heads_k=heads_k,
                 seqlen_q=seqlen,
                 seqlen_k=seqlen,
+                other_out_dtype=out_dtype,
             )
 
 
@@ -201,4 +203,5 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "modes": lambda mode: known("modes holds", mode, get_args(Mode)),
     "directions": lambda x: known("directions holds", x, get_args(Direction)),
     "features": _features,
+    "out_dtypes": lambda x: known("out_dtypes holds", x, OUT_DTYPES),
 }

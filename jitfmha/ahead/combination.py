@@ -28,6 +28,7 @@ from ..problem.problem import (
     check_hdims,
     check_heads,
     check_kv_dtype,
+    check_out_dtype,
     check_p_descale_dtype,
 )
 from ..problem.score_features import AskedModifiers
@@ -64,9 +65,11 @@ class Combination(NamedTuple):
 
     Attributes:
         dtype: of q; kv_dtype: of k and v.
-        features: values of ``NAMED_FEATURES``. A bias has the dtype of the output, sink tokens are
-            there where the mask has a left side, and packed pages are keys in pages, too. Scales of
-            tokens are those of keys and values, beside int8 probabilities of keys alone.
+        other_out_dtype: of the output, where it is not as q, or bf16 beside 8 bits; else empty.
+        features: values of ``NAMED_FEATURES``. A bias has the dtype of q, beside 8 bits bf16; sink
+            tokens are there where the mask has a left side, and packed pages are keys in pages,
+            too. Scales of tokens are those of keys and values, beside int8 probabilities of keys
+            alone.
         layout: of q, k, v and the output in memory; packed pages have their own.
         page_size: of keys in pages.
         num_splits: of the keys; 0 leaves the choice.
@@ -89,10 +92,11 @@ class Combination(NamedTuple):
     heads_k: int = 1
     seqlen_q: int = 1
     seqlen_k: int = 1
+    other_out_dtype: str = ""
 
     @property
     def out_dtype(self) -> str:
-        return plain_out_dtype(self.dtype)
+        return self.other_out_dtype or plain_out_dtype(self.dtype)
 
     @property
     def is_paged(self) -> bool:
@@ -149,7 +153,7 @@ class Combination(NamedTuple):
     def _bias_dtype(self) -> str | None:
         if Feature.BOOLEAN_BIAS in self.features:
             return "bool"
-        return self.out_dtype if Feature.BIAS in self.features else None
+        return plain_out_dtype(self.dtype) if Feature.BIAS in self.features else None
 
     def _descale(self, dtype: str) -> tuple[int, int] | None:
         is_scaled = not self.features.isdisjoint((Feature.DESCALES, Feature.QUERY_HEAD_DESCALES))
@@ -244,6 +248,11 @@ def keys_are_as_queries_or_of_8_bits(x: Combination) -> None:
     check_kv_dtype("k", TORCH_DTYPES[x.kv_dtype], TORCH_DTYPES[x.dtype])
 
 
+def outputs_are_as_queries_or_of_8_bit_calls(x: Combination) -> None:
+    """What is read back from 8 bits goes to the type that the next layer takes."""
+    check_out_dtype(TORCH_DTYPES[x.out_dtype], TORCH_DTYPES[x.dtype])
+
+
 def padding_is_between_packed_sequences(x: Combination) -> None:
     """Every sequence of gm0 has all rows."""
     if Feature.PADDED_SEQUENCES in x.features and x.mode == "gm0":
@@ -300,6 +309,7 @@ CALL_RULES = (
     CallRule(hdims_are_in_range, "MAX_HDIM of problem.py: DeepSeek's latent, 512 + 64"),
     CallRule(query_heads_share_key_heads_evenly, _FLASH_ATTN),
     CallRule(keys_are_as_queries_or_of_8_bits, _INT8),
+    CallRule(outputs_are_as_queries_or_of_8_bit_calls, _INT8),
     CallRule(padding_is_between_packed_sequences, "the arguments of jitfmha.fmha_fwd"),
     CallRule(pages_have_lengths, f"{_FLASH_ATTN}: block_table of flash_attn_varlen_func"),
     CallRule(pages_have_no_gradients, _FLASH_ATTN),

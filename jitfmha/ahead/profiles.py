@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ..problem.dtypes import EIGHT_BIT_NAMES, other_out_dtype
 from ..problem.mask import CAUSAL_MASK, NO_MASK, Mask
 from ..problem.problem import Direction, Mode
 
@@ -30,6 +31,7 @@ class Subset(NamedTuple):
         features: each of which a call has all of.
         heads: of q and of k. Where several query heads share a key head, calls with few queries, as
             in decoding, have kernels of their own on AMD GPUs.
+        out_dtypes: of the outputs of calls whose q has 8 bits.
     """
 
     dtypes: tuple[Dtypes, ...]
@@ -39,6 +41,13 @@ class Subset(NamedTuple):
     directions: tuple[Direction, ...] = ("forward",)
     features: tuple[Features, ...] = (PLAIN,)
     heads: tuple[tuple[int, int], ...] = ((1, 1),)
+    out_dtypes: tuple[str, ...] = ("bf16",)
+
+    def other_out_dtypes(self, dtype: str) -> tuple[str, ...]:
+        """What calls with a q of ``dtype`` have as that of ``Combination``."""
+        if dtype not in EIGHT_BIT_NAMES:
+            return ("",)
+        return tuple(other_out_dtype(dtype, x) for x in self.out_dtypes)
 
 
 _BOTH_DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")

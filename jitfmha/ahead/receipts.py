@@ -184,6 +184,7 @@ _FEATURES: tuple[Features, ...] = (
     *(PLAIN, ("bias",), ("alibi",), ("softcap",), ("dropout",)),
     *(("bias", "dropout"), ("alibi", "dropout"), ("alibi", "softcap")),
 )
+_SCALED: tuple[Features, ...] = (PLAIN, ("descales",))
 _OF_BACKWARD = tuple(features for features in _FEATURES if "softcap" not in features)
 
 UNIVERSE = (
@@ -205,6 +206,9 @@ UNIVERSE = (
             ),
         )
     ),
-    Subset(_FP8, hdims_of("fp8bf16"), _MASKS[:2], features=(PLAIN, ("descales",))),
+    *(
+        Subset(_FP8, hdims_of(f"fp8{out}"), _MASKS[:2], features=_SCALED, out_dtypes=(out,))
+        for out in ("bf16", "fp32")
+    ),
 )
 """Every kind of kernel of CK's that calls of ours have, with features alone and in usual pairs."""

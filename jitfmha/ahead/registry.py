@@ -17,7 +17,7 @@ from ..kernels.amd_plan import algorithm_of
 from ..kernels.compiled.family import algorithm_of_tile
 from ..kernels.compiled.tile_table import Tile
 from ..kernels.compiled.tiles import tile_table
-from ..planning.specification import Algorithm, Signature, data_type_of
+from ..planning.specification import Algorithm, Signature, data_types_of
 from ..problem.problem import MAX_HDIM
 
 ANY = "*"
@@ -104,9 +104,10 @@ def _of_backward(row: ReadyBackwardRow) -> dict[str, Any]:
 
 
 def _of_tile(tile: Tile, dtype: str) -> dict[str, Any]:
+    types = [*data_types_of(dtype)]
     any_value: dict[str, Any] = dict.fromkeys(Signature._fields, ANY)
     return any_value | {
-        "data_type": data_type_of(dtype),
+        "data_type": types if len(types) > 1 else dtype,
         "hdim_q": {"up_to": tile.hdim_q},
         "hdim_v": {"up_to": tile.hdim_v},
         "family": _FORWARD if tile.kernel == "forward" else "bwd_dq_dk_dv",

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ..amd.chips import architecture, is_arch
-from ..planning.specification import EIGHT_BIT_DATA_TYPES, Algorithm, Signature
+from ..planning.specification import EIGHT_BIT_DATA_TYPES, Algorithm, Signature, data_types_of
+from ..problem.dtypes import other_out_dtype
 from ..problem.features import Feature
 from ..problem.mask import NO_MASK, Mask
 from .combination import NAMED_FEATURES, Combination
@@ -67,7 +68,7 @@ _FLAGS = {
     "sink": Feature.SINK_TOKENS,
     "paged_kv": Feature.PAGED_KEYS,
 }
-_DTYPES = {"int8bf16": "int8"}
+_FORMATS = ("fp8", "bf8", "int8")
 
 
 class Specification(NamedTuple):
@@ -122,9 +123,10 @@ def combination_of(signature: Signature, arch: str | None) -> Combination:
         features.add(Feature.COLUMN_MAJOR_V)
     if signature.qscale != "no":
         features.add(Feature.DESCALES)
+    dtype, (_, out) = dtype_of(signature.data_type, arch), _parts(signature.data_type)
     is_splitting = signature.family.startswith("fwd_splitkv")
     return Combination(
-        dtype=dtype_of(signature.data_type, arch),
+        dtype=dtype,
         kv_dtype=dtype_of(signature.kv_data_type or signature.data_type, arch),
         hdim_q=signature.hdim_q,
         hdim_v=signature.hdim_v,
@@ -138,18 +140,29 @@ def combination_of(signature: Signature, arch: str | None) -> Combination:
         seqlen_k=1024,
         heads_q=8,
         heads_k=8,
+        other_out_dtype=other_out_dtype(dtype, out) if out else "",
     )
 
 
 def dtype_of(data_type: str, arch: str | None) -> str:
-    """Our name for a data type of CK's; 8-bit floats are those of the architecture."""
-    if data_type.startswith(("fp8", "bf8")):
+    """Our name for inputs of a data type of CK's; 8-bit floats are those of the architecture."""
+    name, _ = _parts(data_type)
+    if name in ("fp8", "bf8"):
         known = architecture(arch if arch and is_arch(arch) else "gfx950").dtypes
-        return next(dtype for dtype in known if dtype.startswith(data_type[:3]))
-    return _DTYPES.get(data_type, data_type)
+        return next(dtype for dtype in known if dtype.startswith(name))
+    return name
 
 
-DATA_TYPES = ("fp16", "bf16", "fp32", *dict.fromkeys(EIGHT_BIT_DATA_TYPES.values()))
+def _parts(data_type: str) -> tuple[str, str]:
+    """The names of the inputs and of the output; that is empty where nothing is said of it."""
+    name = next((x for x in _FORMATS if data_type.startswith(x)), data_type)
+    return name, data_type.removeprefix(name)
+
+
+DATA_TYPES = (
+    *("fp16", "bf16", "fp32"),
+    *dict.fromkeys(x for dtype in EIGHT_BIT_DATA_TYPES for x in data_types_of(dtype)),
+)
 """Those that kernels of this package have."""
 
 

@@ -41,9 +41,10 @@ def trial_call(x: Combination, device: torch.device) -> TrialCall:
     if odd or x.layout != "bshd":
         raise NotImplementedError(f"no call is made up with {', '.join(odd) or x.layout}")
     q, k, v = (_random(*each, device) for each in _shapes(x))
-    arguments = Arguments.of(q, k, v, _options(x, device))
+    shape = *q.shape[:-1], x.hdim_v
+    out = q.new_empty(shape, dtype=TORCH_DTYPES[x.out_dtype])
+    arguments = Arguments.of(q, k, v, {**_options(x, device), "out": out})
     problem = make_problem(arguments)
-    out = q.new_empty(problem.out_shape, dtype=out_dtype_of(q.dtype))
     is_backward = x.direction == "backward"
     has_lse = problem.has_lse or is_backward
     # Of a backward pass they stand for what forward gave: a pass takes as long with any values.
@@ -58,7 +59,7 @@ def trial_call(x: Combination, device: torch.device) -> TrialCall:
         return TrialCall(problem, tensors)
     assert lse is not None
     dout = torch.randn_like(out.normal_())
-    backward = BackwardArguments(arguments._replace(out=out), lse, dout)
+    backward = BackwardArguments(arguments, lse, dout)
     gradients = Gradients(dout, None, *new_gradients(backward), None)
     return TrialCall(make_backward_problem(backward), tensors._replace(gradients=gradients))
 
@@ -97,7 +98,7 @@ def _options(x: Combination, device: torch.device) -> dict[str, Any]:
     for feature, of_feature in made.items():
         options |= of_feature if feature in x.features else {}
     if Feature.BIAS in x.features:
-        options["bias"] = torch.randn(bias, device=device).to(TORCH_DTYPES[x.out_dtype])
+        options["bias"] = torch.randn(bias, device=device).to(out_dtype_of(TORCH_DTYPES[x.dtype]))
     if Feature.BOOLEAN_BIAS in x.features:
         options["bias"] = torch.rand(bias, device=device) < 1 / 2
     if Feature.DESCALES in x.features:

@@ -9,7 +9,7 @@ from ..amd.chips import is_arch
 from ..kernels.compiled.rules import RULES
 from ..kernels.compiled.tile_rules import TILE_RULES
 from ..problem.checks import check_ints
-from ..problem.dtypes import TORCH_DTYPES
+from ..problem.dtypes import TORCH_DTYPES, other_out_dtype
 from ..problem.features import Feature
 from ..problem.mask import parse_mask
 from ..problem.problem import Direction, Mode
@@ -152,6 +152,7 @@ def validate_config(
     *,
     dtype: str = "bf16",
     kv_dtype: str | None = None,
+    out_dtype: str | None = None,
     hdim: int = 128,
     hdim_v: int | None = None,
     mask: int | str = 0,
@@ -179,13 +180,14 @@ def validate_config(
         dtype: of q: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "bf8_e5m2fnuz",
             "bf8_e5m2" or "int8".
         kv_dtype: of k and v; as q by default.
+        out_dtype: of the output; as q by default, and bf16 beside 8 bits.
         hdim: of q and k; hdim_v: of v, as ``hdim`` by default.
         mask, window_size: as in :func:`jitfmha.fmha_fwd`.
         mode: "gm0" (batch) or "gm1" (packed sequences).
         direction: "forward", or "backward" for the gradients.
         features: what else the call has, any of "lse", "padded_sequences", "column_major_v",
-            "bias" (of the output's dtype), "boolean_bias", "alibi", "softcap", "sinks",
-            "sink_tokens", "dropout", "descales", "query_head_descales", "token_descales",
+            "bias" (of the dtype of q, beside 8 bits bf16), "boolean_bias", "alibi", "softcap",
+            "sinks", "sink_tokens", "dropout", "descales", "query_head_descales", "token_descales",
             "int8_probabilities", "paged_keys", "packed_pages" (which says "paged_keys" too) and
             "split_results".
         layout: the order in memory, "bshd", "bhsd" or "sbhd"; in gm1 without the batch.
@@ -200,6 +202,7 @@ def validate_config(
     combination = asked_combination(
         dtype=dtype,
         kv_dtype=kv_dtype,
+        out_dtype=out_dtype,
         hdim=hdim,
         hdim_v=hdim_v,
         mask=mask,
@@ -226,6 +229,7 @@ def asked_combination(
     *,
     dtype: str,
     kv_dtype: str | None,
+    out_dtype: str | None,
     hdim: int,
     hdim_v: int | None,
     mask: int | str,
@@ -257,8 +261,11 @@ def asked_combination(
         "seqlen_q": _count("seqlen", seqlen),
         "seqlen_k": _count("seqlen_k", seqlen if seqlen_k is None else seqlen_k),
     }
+    dtype = known("dtype is", dtype, tuple(TORCH_DTYPES))
+    if out_dtype is not None:
+        out_dtype = other_out_dtype(dtype, known("out_dtype is", out_dtype, tuple(TORCH_DTYPES)))
     return Combination(
-        dtype=known("dtype is", dtype, tuple(TORCH_DTYPES)),
+        dtype=dtype,
         kv_dtype=known("kv_dtype is", dtype if kv_dtype is None else kv_dtype, tuple(TORCH_DTYPES)),
         mask=parse_mask(mask, window_size),
         mode=known("mode is", mode, get_args(Mode)),
@@ -266,6 +273,7 @@ def asked_combination(
         features=named,
         layout=known("layout is", layout, get_args(Layout)),
         num_splits=num_splits,
+        other_out_dtype=out_dtype or "",
         **sizes,
     )
 

@@ -41,6 +41,7 @@ def warmup(
     modes: Iterable[Mode] | None = None,
     directions: Iterable[Direction] | None = None,
     features: Iterable[str] | None = None,
+    out_dtypes: Iterable[str] | None = None,
     device: str | torch.device = "cpu",
     isa: str | None = None,
     jobs: int | None = None,
@@ -55,7 +56,7 @@ def warmup(
             part of the profile, and what makes no call then is left out. Or a receipt of CK's, by
             its name or number, as "flash_fwd" or 2.
         kernel_set: a file, JSON or TOML, that declares what is built, in place of a profile and of
-            the arguments up to ``features``.
+            the arguments up to ``out_dtypes``.
         dtypes: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "bf8_e5m2fnuz", "bf8_e5m2",
             "int8", or the torch dtypes; or pairs (of q, of k and v), such as
             ("bf16", "fp8_e4m3fn") for a cache of 8 bits. By default those of the first three that
@@ -68,6 +69,8 @@ def warmup(
         features: what calls have beside that, each a name as :func:`jitfmha.validate_config` has
             them, several joined by "+", or "plain": ``["plain", "alibi", "bias+dropout"]`` builds
             three kernels where "plain", the default, builds one.
+        out_dtypes: of the outputs of calls whose q has 8 bits: "bf16", the default, "fp16" and
+            "fp32".
         device: where the calls will run. A GPU need not be here: "gfx942", "gfx950", or the name of
             a chip, as "MI308X".
         isa: the instruction set of the CPU that the calls will run on, such as "amx",
@@ -99,6 +102,7 @@ def warmup(
         modes=modes,
         directions=directions,
         features=features,
+        out_dtypes=out_dtypes,
         device=device,
         isa=isa,
     )

@@ -22,6 +22,7 @@ def run(args: argparse.Namespace) -> int:
         "modes": args.mode,
         "directions": args.direction,
         "features": args.features,
+        "out_dtypes": args.out_dtype,
         "device": args.device,
         "isa": args.isa,
     }

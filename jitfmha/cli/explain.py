@@ -21,8 +21,8 @@ from .exit_codes import FAILED, OK, UsageError
 from .flags import parser
 from .output import print_json, show
 
-_OF_OTHERS = ("M", "N", "K", "out_dtype", "residual")
-_OF_ALL = ("of", "device", "dtype", "json", "command")
+_OF_OTHERS = ("M", "N", "K", "residual")
+_OF_ALL = ("of", "device", "dtype", "out_dtype", "json", "command")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,6 +92,7 @@ def _problem(args: argparse.Namespace) -> Problem:
     combination = asked_combination(
         dtype=args.dtype,
         kv_dtype=args.kv_dtype,
+        out_dtype=args.out_dtype,
         hdim=args.hdim,
         hdim_v=args.hdim_v,
         mask=args.mask,

@@ -35,10 +35,10 @@ def selected(args: argparse.Namespace) -> Selection:
 
     And for a set of kernels what ``selection_of_set`` raises.
     """
-    flags = ("direction", "dtype", "mask", "mode", "bf16_cvt")
+    flags = ("direction", "dtype", "mask", "mode", "bf16_cvt", "out_dtype")
     given = ((f"{flag}s", getattr(args, flag)) for flag in flags)
     chosen: dict[str, Any] = {name: tuple(x) for name, x in given if x is not None}
-    for name in ("kv_dtype", "out_dtype", "bias_dtype"):
+    for name in ("kv_dtype", "bias_dtype"):
         if getattr(args, name) is not None:
             chosen[name] = getattr(args, name)
     for name in ("few_queries", "persistent", "far_rows"):

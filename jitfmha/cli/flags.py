@@ -23,6 +23,7 @@ _ARCHS = get_args(Arch)
 _CVTS = ("rtne", "rtna", "rtz")
 _MODES = ("gm0", "gm1")
 _EIGHT_BITS = ("fp8", "bf8", "int8")
+_OUT_DTYPES = ("bf16", "fp16", "fp32")
 _DIRECTIONS = ("forward", "backward")
 CALLS = ("attention", "softmax", "rms_norm", "layer_norm", "matmul")
 _DEVICE = "cpu or cuda; or a GPU that is not here, as gfx950 or MI308X (default: cpu)"
@@ -241,7 +242,8 @@ def _add_explain(commands: Any) -> None:
     flag("--of", default=CALLS[0], choices=CALLS, help=of)
     for name, what_it_is in (("M", "rows"), ("N", "columns"), ("K", "what matmul sums over")):
         flag(f"-{name}", type=_from(0, 31), help=f"{what_it_is}, of other calls than attention")
-    flag("--out-dtype", choices=dtypes, metavar="DTYPE", help="of their result")
+    of_out = "of the result (default: as the inputs, with 8 bits bf16)"
+    flag("--out-dtype", choices=dtypes, metavar="DTYPE", help=of_out)
     flag("--residual", action="store_true", help="one is added to rows first")
 
 
@@ -283,6 +285,7 @@ def _add_kernels(commands: Any) -> None:
     flag("--config", type=_file, metavar="FILE.json", help=f"{config} and arch")
     flag("--dtype", default="bf16", help="of q, as bf16 (default) or fp8_e4m3fn")
     flag("--kv-dtype", help="of k and v (default: as q)")
+    flag("--out-dtype", help="of the output (default: as q, with 8 bits bf16)")
     _add_sizes(flag, batch=1, seqlen=1024)
     flag("--mode", default="gm0", help="gm0 (default) or gm1")
     flag("--direction", default="forward", help="forward (default) or backward")
@@ -397,6 +400,8 @@ def _add_build(commands: Any) -> None:
     flag("--direction", nargs="+", choices=_DIRECTIONS, help=directions)
     features = "what calls have beside that, as plain, alibi or bias+dropout (default: plain)"
     flag("--features", nargs="+", metavar="FEATURES", help=features)
+    of_out = "of the outputs of calls with 8 bits (default: bf16)"
+    flag("--out-dtype", nargs="+", choices=_OUT_DTYPES, help=of_out)
     flag("--device", default="cpu", help=f"where the calls will run, as {_DEVICE}")
     flag(
         "--isa",
@@ -435,7 +440,7 @@ def _add_export(commands: Any) -> None:
     kept = "of k and v beside a q of more bits, of kernels that are compiled (default: as q)"
     flag("--kv-dtype", choices=_EIGHT_BITS, help=kept)
     of_out = "of the outputs of calls with 8 bits, of kernels that are compiled (default: bf16)"
-    flag("--out-dtype", choices=["bf16", "fp16", "fp32"], help=of_out)
+    flag("--out-dtype", nargs="+", choices=_OUT_DTYPES, help=of_out)
     hdims = f"{_HDIMS}all that come ready, and of compiled kernels 64 and 128)"
     many = {"nargs": "+", "type": _several(_hdims), "help": hdims}
     flag("--hdim", "--hdims", metavar="HDIM", **many)
@@ -445,7 +450,7 @@ def _add_export(commands: Any) -> None:
         "(default: plain for what does not come ready)"
     )
     flag("--features", nargs="+", type=_several(str), metavar="FEATURES", help=features)
-    bias = "of a bias that is added (default: that of the output)"
+    bias = "of a bias that is added (default: as q, beside 8 bits bf16)"
     flag("--bias-dtype", choices=["bf16", "fp16", "fp32"], help=bias)
     few = "also compile the forward kernels of few queries, as decoding and GQA have them"
     flag("--few-queries", action="store_true", help=few)

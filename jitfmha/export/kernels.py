@@ -70,6 +70,7 @@ _ANY_MASK = Mask(left=1, right=0)
 _MANY_QUERIES = 4096
 _T = TypeVar("_T", ForwardTraits, BackwardTraits)
 _HDIMS_OF_COMPILED = ((64, 64), (128, 128))
+_OUT_DTYPES_OF_COMPILED = ("bf16",)
 _CVTS_OF_COMPILED: tuple[Bf16Cvt, ...] = ("rtne",)
 
 
@@ -81,8 +82,8 @@ class Selection(NamedTuple):
         bf16_cvts: where there is a choice. None: all that come ready, and of compiled kernels rtne.
         features: of calls that compiled kernels serve; each of these has all that are in one value.
         kv_dtype: that of keys and values of such calls, where it is another one, of 8 bits.
-        out_dtype: that of the outputs of compiled 8-bit calls, where it is not bf16.
-        bias_dtype: that of biases that are added, where it is not the output's.
+        out_dtypes: those of the outputs of compiled 8-bit calls. None: bf16.
+        bias_dtype: that of biases that are added, where it is not that of q, or bf16 beside 8 bits.
         subsets: what a profile has: what is compiled, in place of what the other fields say of it,
             and of what comes ready, whatever serves such calls without features.
         declared: the calls of a set of kernels, each with its architecture, in place of these;
@@ -111,7 +112,7 @@ class Selection(NamedTuple):
     persistent: bool = False
     far_rows: bool = False
     appends: bool = False
-    out_dtype: str | None = None
+    out_dtypes: tuple[str, ...] | None = None
     bias_dtype: str | None = None
     receipt: Receipt | None = None
 
@@ -132,7 +133,7 @@ def selection_of(
     if profile is None:
         return Selection(arches, **chosen)
     of_all = (
-        *("bf16_cvts", "kv_dtype", "out_dtype", "bias_dtype"),
+        *("bf16_cvts", "kv_dtype", "bias_dtype"),
         *("few_queries", "persistent", "far_rows", "appends"),
     )
     given = {name: x for name, x in chosen.items() if name not in of_all and x is not None}
@@ -172,7 +173,7 @@ def selection_of_set(path: str | PathLike[str], selection: Selection) -> Selecti
     ``OSError`` where it cannot be read, and ``NotImplementedError`` for a call that is named
     without wildcards and not served.
     """
-    for name in ("subsets", "features", "kv_dtype"):
+    for name in ("subsets", "features", "kv_dtype", "out_dtypes"):
         if getattr(selection, name):
             said = "profile" if name == "subsets" else name
             raise ValueError(f"{path} says what is compiled; {said} has no place")
@@ -377,9 +378,9 @@ def _kind_of_row(arch: Arch, row: KernelRow) -> _PlainKind:
 
 
 def _kind_of_call(arch: Arch, wanted: Combination) -> _PlainKind | None:
-    """None of a call with features, or with keys of another data type than queries."""
+    """None of a call with features, or with keys or outputs of another data type than usual."""
     is_plain = wanted.features <= {*_MEANT_BY_OTHERS, Feature.DESCALES}
-    if not is_plain or wanted.dtype != wanted.kv_dtype:
+    if not is_plain or wanted.dtype != wanted.kv_dtype or wanted.other_out_dtype:
         return None
     dtype = "fp8bf16" if wanted.dtype in FP8_NAMES.values() else wanted.dtype
     hdims = wanted.hdim_q, wanted.hdim_v
@@ -434,7 +435,7 @@ def forward_passes(
     Raises ``NotImplementedError``, ``TypeError`` or ``ValueError`` where nothing can be compiled.
     """
     named = selection.hdims, selection.features, selection.subsets, selection.declared
-    dtypes = selection.kv_dtype, selection.out_dtype
+    dtypes = selection.kv_dtype, selection.out_dtypes
     are_others = selection.few_queries or selection.persistent or selection.far_rows
     if not any((*named, *dtypes, are_others)):
         return ()
@@ -444,8 +445,7 @@ def forward_passes(
     passes: list[ForwardTraits] = []
     refusals: list[Exception] = []
     for arch, wanted in _combinations(selection, "forward"):
-        has_plain_out = _out_dtype(selection, wanted) == wanted.out_dtype
-        is_served = has_plain_out and _kind_of_call(arch, wanted) in served
+        is_served = _kind_of_call(arch, wanted) in served
         if is_served and not are_others:
             continue
         try:
@@ -525,6 +525,7 @@ def _subsets(selection: Selection) -> tuple[Subset, ...]:
         selection.modes,
         selection.directions,
         selection.features or (PLAIN,),
+        out_dtypes=selection.out_dtypes or _OUT_DTYPES_OF_COMPILED,
     )
     return selection.subsets or (own,)
 
@@ -553,7 +554,8 @@ def _every_combination(selection: Selection) -> Iterator[tuple[Arch, Combination
             if kv_dtype in EIGHT_BIT_NAMES:
                 asked.add(Feature.DESCALES)
             kind = Combination(*(dtype, kv_dtype, *hdims, mask, mode, direction, frozenset(asked)))
-            yield arch, _of_any_call(kind)
+            for out_dtype in subset.other_out_dtypes(dtype):
+                yield arch, _of_any_call(kind._replace(other_out_dtype=out_dtype))
 
 
 def _combinations(selection: Selection, direction: Direction) -> Iterator[tuple[Arch, Combination]]:
@@ -575,19 +577,13 @@ def _problems(selection: Selection, wanted: Combination, arch: Arch) -> Iterator
     if not _passes_receipt(selection, wanted):
         return
     for cvt in selection.bf16_cvts or _CVTS_OF_COMPILED:
-        out_dtype = _out_dtype(selection, wanted)
-        problem = wanted.problem()._replace(bf16_cvt=cvt, out_dtype=out_dtype)
-        if Feature.BIAS in problem.features:
-            bias = selection.bias_dtype or out_dtype
-            problem = problem._replace(modifiers=problem.modifiers._replace(bias=bias))
+        problem = wanted.problem()._replace(bf16_cvt=cvt)
+        if selection.bias_dtype and Feature.BIAS in problem.features:
+            modifiers = problem.modifiers._replace(bias=selection.bias_dtype)
+            problem = problem._replace(modifiers=modifiers)
         for reason in reasons_of(RULES, problem, arch):
             raise NotImplementedError(str(reason))
         yield problem
-
-
-def _out_dtype(selection: Selection, wanted: Combination) -> str:
-    is_given = selection.out_dtype is not None and wanted.dtype in EIGHT_BIT_NAMES
-    return str(selection.out_dtype) if is_given else wanted.out_dtype
 
 
 def _of_any_lengths(problem: Problem, arch: Arch) -> ForwardTraits:

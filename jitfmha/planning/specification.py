@@ -20,7 +20,9 @@ EIGHT_BIT_DATA_TYPES = {
     "bf8_e5m2": "bf8bf16",
     "int8": "int8bf16",
 }
-"""By our names, with the output's type behind the input's; CK has neither int8 nor bf8 so."""
+"""By our names, with the usual output's type behind the input's; CK has neither int8 nor bf8 so."""
+OUT_DTYPES = ("bf16", "fp16", "fp32")
+"""Of outputs of 8-bit calls, as names of data types end with them."""
 
 
 class Signature(NamedTuple):
@@ -125,6 +127,15 @@ def data_type_of(dtype: str, out_dtype: str = "") -> str:
     """CK's name for inputs of a dtype of ours, and an output that is not as usual."""
     name = EIGHT_BIT_DATA_TYPES.get(dtype, dtype)
     return name.removesuffix("bf16") + out_dtype if out_dtype else name
+
+
+def data_types_of(dtype: str) -> tuple[str, ...]:
+    """CK's names for inputs of a dtype of ours, with every output."""
+    return (
+        tuple(data_type_of(dtype, x) for x in OUT_DTYPES)
+        if dtype in EIGHT_BIT_DATA_TYPES
+        else (dtype,)
+    )
 
 
 def signature_of(problem: Problem, family: str | None = None) -> Signature:

@@ -38,6 +38,11 @@ def plain_out_dtype(dtype: str) -> str:
     return "bf16" if dtype in EIGHT_BIT_NAMES else dtype
 
 
+def other_out_dtype(dtype: str, out_dtype: str) -> str:
+    """``out_dtype`` where it is not that of a new output; else empty."""
+    return "" if out_dtype == plain_out_dtype(dtype) else out_dtype
+
+
 def out_dtypes_of(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     """Those that an output which is given may have."""
     if dtype in EIGHT_BIT_DTYPES:

@@ -27,9 +27,9 @@ from .dtypes import (
     DTYPE_NAMES,
     EIGHT_BIT_DTYPES,
     FP8_NAMES,
+    other_out_dtype,
     out_dtype_of,
     out_dtypes_of,
-    plain_out_dtype,
 )
 from .features import DTYPE_FEATURES, Feature
 from .mask import Mask, parse_mask
@@ -197,7 +197,7 @@ class Problem(NamedTuple):
     @property
     def other_out_dtype(self) -> str:
         """The output's dtype where it is not that of a new one; else empty."""
-        return "" if self.out_dtype == plain_out_dtype(self.dtype) else self.out_dtype
+        return other_out_dtype(self.dtype, self.out_dtype)
 
     @property
     def features(self) -> frozenset[Enum]:
@@ -593,12 +593,7 @@ def _check_out(arguments: Arguments) -> None:
     if not isinstance(out, Tensor):
         raise not_a_tensor("out", out)
     check_layout("out", out)
-    dtypes = out_dtypes_of(q.dtype)
-    if out.dtype not in dtypes:
-        raise TypeError(
-            f"out has dtype {out.dtype}, q has {q.dtype}; out must be "
-            f"{' or '.join(map(str, dtypes))}"
-        )
+    check_out_dtype(out.dtype, q.dtype)
     if out.device != q.device:
         raise ValueError(f"out is on {out.device}, q is on {q.device}; use one device")
     shape = (*q.shape[:-1], shape_of_values(arguments.v)[-1])
@@ -619,6 +614,15 @@ def _beside(arguments: Arguments) -> Beside:
     max_seqlen_k = None if cu_seqlens is None else cu_seqlens.max_seqlen_k
     batch, seqlen_k = _batch_of(arguments), shape_of_keys(arguments.k)[-3]
     return Beside(arguments.q, batch, seqlen_k, cu_seqlens is not None, max_seqlen_k)
+
+
+def check_out_dtype(out_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    """Raise ``TypeError`` for an output that no call with queries of ``dtype`` has."""
+    dtypes = out_dtypes_of(dtype)
+    if out_dtype not in dtypes:
+        raise TypeError(
+            f"out has dtype {out_dtype}, q has {dtype}; out must be {' or '.join(map(str, dtypes))}"
+        )
 
 
 def check_hdims(hdim_q: int, hdim_v: int) -> None:

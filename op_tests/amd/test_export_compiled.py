@@ -82,8 +82,14 @@ EXPORTED = (
     FORWARD._replace(dtypes=("fp16",), hdims=((72, 40),), kv_dtype="int8", features=(("alibi",),)),
     FORWARD._replace(dtypes=("bf16",), hdims=((576, 512),), modes=("gm1",)),
     FORWARD._replace(dtypes=("fp8",), hdims=((72, 40),)),
-    FORWARD._replace(dtypes=("fp8",), hdims=((72, 40),), out_dtype="fp16"),
-    FORWARD._replace(dtypes=("bf8",), hdims=((40, 40),), features=(("bias",),), out_dtype="fp32"),
+    FORWARD._replace(dtypes=("fp8",), hdims=((72, 40),), out_dtypes=("fp16",)),
+    FORWARD._replace(
+        dtypes=("bf8",),
+        hdims=((40, 40),),
+        features=(("bias",),),
+        out_dtypes=("fp32",),
+        bias_dtype="fp32",
+    ),
     FORWARD._replace(
         dtypes=("int8",),
         hdims=((64, 40),),

@@ -50,7 +50,7 @@ EXPORTED = (
     ),
     FORWARD._replace(masks=NONE, kv_dtype="fp8"),
     FORWARD._replace(dtypes=("bf8",), masks=CAUSAL),
-    FORWARD._replace(dtypes=("fp8",), hdims=((40, 40),), masks=NONE, out_dtype="fp32"),
+    FORWARD._replace(dtypes=("fp8",), hdims=((40, 40),), masks=NONE, out_dtypes=("fp32",)),
     FORWARD._replace(masks=NONE, features=(("bias",), ("boolean_bias",), ("split_results",))),
     FORWARD._replace(hdims=((64, 64),), masks=CAUSAL, features=((),)),
     BACKWARD._replace(features=(("alibi", "dropout"), ("bias",), ("sinks",))),
