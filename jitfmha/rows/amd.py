@@ -43,8 +43,11 @@ _READ_BY_ONE: dict[Arch, tuple[Kind, ...]] = {
     "gfx942": ("rms_norm", "layer_norm"),
     "gfx950": ("rms_norm",),
 }
-# Of a gradient, which a workgroup adds up: a line of the cache, or four where blocks are few.
-_COMBINED_COLUMNS, _COMBINED_COLUMNS_OF_FEW = 32, 128
+# Of those with several loads, whose lanes nearly all have all of them.
+_LEAST_FILLED = 7 / 8
+# Of a gradient, which a workgroup adds up: a line of the cache, or up to four, so that all of them
+# run at once.
+_COMBINED_COLUMNS, _MOST_COMBINED_COLUMNS, _COMBINING_WORKGROUPS = 32, 128, 256
 MOST_STRIDE = 1 << 21
 """From which on the rows of a workgroup may be further apart than a buffer reaches."""
 
@@ -58,6 +61,9 @@ class RowKernel(NamedTuple):
         row_lanes, threads: of a row and of a workgroup.
         held: loads of a row that a thread keeps.
         streams: whether forward a workgroup has a block of rows, one after the other.
+        combined_columns: those that a workgroup behind backward adds up.
+        units_of_block: backward, compute units for each block of rows with parts of gradients,
+            which are traffic, too.
         shares: workgroups of a row, each with as many chunks as it keeps.
     """
 
@@ -70,7 +76,9 @@ class RowKernel(NamedTuple):
     threads: int
     held: int
     streams: bool
-    shares: int = 1
+    combined_columns: int
+    units_of_block: int
+    shares: int
 
     @classmethod
     def of(
@@ -105,7 +113,13 @@ class RowKernel(NamedTuple):
         threads = most_threads
         if direction == "forward":
             threads = lanes if lanes > _WAVE and not streams else _LEAST_THREADS
-        return cls(traits, direction, arch, width, ragged, lanes, threads, held, streams, shares)
+        combined = _COMBINED_COLUMNS
+        while combined < _MOST_COMBINED_COLUMNS and columns > combined * _COMBINING_WORKGROUPS:
+            combined *= 2
+        keeps_up = traits.kind in _READ_BY_ONE[arch] and chunks >= lanes * held * _LEAST_FILLED
+        units = 2 if shares == 1 and held > 1 and keeps_up else shares
+        of_row = width, ragged, lanes, threads, held, streams, combined, units, shares
+        return cls(traits, direction, arch, *of_row)
 
     @property
     def name(self) -> str:
@@ -118,16 +132,6 @@ class RowKernel(NamedTuple):
     def combine_name(self) -> str:
         """That of the kernel behind it, which adds up gradients of weights; "" in forward."""
         return f"{self.name}_combine" if self.direction == "backward" else ""
-
-    @property
-    def units_of_block(self) -> int:
-        """Compute units for each block of rows with parts of gradients, which are traffic, too."""
-        keeps_up = self.traits.kind in _READ_BY_ONE[self.arch]
-        return 2 if self.shares == 1 and self.held > 1 and keeps_up else self.shares
-
-    @property
-    def combined_columns(self) -> int:
-        return _COMBINED_COLUMNS if self.shares == 1 else _COMBINED_COLUMNS_OF_FEW
 
     @property
     def rows(self) -> int:

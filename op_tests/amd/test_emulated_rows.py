@@ -119,7 +119,10 @@ def test_drawn_gradients(kind, arch, dtypes, rng, poisoned_memory):
 
 @pytest.mark.parametrize(
     ("kind", "rows", "columns"),
-    [("layer_norm", 1400, 24), ("rms_norm", 70, 300), ("layer_norm", 35, 20000)],
+    [
+        *(("layer_norm", 1400, 24), ("rms_norm", 70, 300)),
+        *(("rms_norm", 30, 9001), ("layer_norm", 35, 20000)),
+    ],
 )
 def test_gradients_of_weights_over_several_blocks(kind, rows, columns, rng, poisoned_memory):
     """Of a workgroup's rows side by side, of several waves', and of what registers do not hold."""
