@@ -9,8 +9,8 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import jitfmha
-from jitfmha.rows.backward import RowBackwardArguments, run_rows_backward
-from jitfmha.rows.problem import KINDS
+from jitfmha.rows.problem import KINDS, RowBackwardArguments
+from jitfmha.rows.run import run_rows_backward
 
 
 def check_gradients(rng: torch.Generator, call: RowCall) -> None:

@@ -25,9 +25,8 @@ from ..problem.torch_parts import (
     refuse_tangents,
     register_autograd,
 )
-from .backward import RowBackwardArguments, RowGradients, run_rows_backward
-from .problem import RowArguments, traits_of
-from .run import RowResults, run_rows
+from .problem import RowArguments, RowBackwardArguments, RowGradients, traits_of
+from .run import RowResults, run_rows, run_rows_backward
 
 _library = torch.library.Library("jitfmha", "FRAGMENT")
 _library.define(

@@ -30,6 +30,34 @@ class RowArguments(NamedTuple):
     out_dtype: torch.dtype | None
 
 
+class RowGradients(NamedTuple):
+    """Gradients of a call over rows; None is what nobody asked for."""
+
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+class RowBackwardArguments(NamedTuple):
+    """The arguments of a backward pass.
+
+    Attributes:
+        dout, dsum: the gradients of the results; the latter of the sum with a residual, or None.
+        x: what was normalised, with a residual the sum; of a softmax the result.
+        bias: a tensor of the bias's dtype where its gradient is wanted.
+        wants_weight: whether the gradient of the weight is.
+    """
+
+    kind: Kind
+    dout: Tensor
+    dsum: Tensor | None
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    wants_weight: bool
+
+
 class RowTraits(NamedTuple):
     """What a kernel is made for, but for its target; dtypes by their names in kernels.
 
@@ -87,10 +115,7 @@ def traits_of(arguments: RowArguments) -> RowTraits:
             f"{tuple(x.shape)} and {x.dtype}; both must be the same"
         )
     _check_weights(x, weight, bias)
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
-        raise TypeError(f"eps must be a float, got {type(eps).__name__} ({eps!r})")
-    if not 0 <= eps < math.inf:
-        raise ValueError(f"eps is {eps}; it must be at least 0, and finite")
+    check_eps(eps)
     if out_dtype is not None and out_dtype not in (x.dtype, *QUANTISED_DTYPES):
         raise NotImplementedError(
             f"out_dtype is {out_dtype}; results are {x.dtype} as x, or quantised to one of "
@@ -101,6 +126,14 @@ def traits_of(arguments: RowArguments) -> RowTraits:
         *(kind, DTYPE_NAMES[x.dtype], DTYPE_NAMES[of_weights], DTYPE_NAMES[out_dtype or x.dtype]),
         *(weight is not None, bias is not None, residual is not None),
     )
+
+
+def check_eps(eps: object) -> None:
+    """Raise ``TypeError`` or ``ValueError`` where it is none of a norm."""
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+        raise TypeError(f"eps must be a float, got {type(eps).__name__} ({eps!r})")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps is {eps}; it must be at least 0, and finite")
 
 
 def _check_weights(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:

@@ -6,6 +6,10 @@ from ..jit.shared_struct import FLOAT, INT64, Pointer, SharedStruct
 from ..problem.problem import Direction
 
 TEMPLATES: dict[Direction, str] = {"forward": "rows_fwd", "backward": "rows_bwd"}
+# Of each block of rows what it adds to dweight, then the same of dbias: forward has none. And what
+# the workgroups of a row tell each other.
+_WORKSPACE = {"partial": Pointer("float"), "words": Pointer("void")}
+_SIZES = {**dict.fromkeys(("rows", "columns", "blocks"), INT64), "eps": FLOAT}
 # Strides are in elements, between rows; results have none between theirs.
 CALLS: dict[Direction, SharedStruct] = {
     "forward": SharedStruct(
@@ -13,9 +17,9 @@ CALLS: dict[Direction, SharedStruct] = {
         {
             **dict.fromkeys(("x", "residual", "weight", "bias"), Pointer("const void")),
             **dict.fromkeys(("out", "sum", "scale"), Pointer("void")),
-            "words": Pointer("void"),  # of rows with several workgroups
-            **dict.fromkeys(("x_stride", "residual_stride", "rows", "columns", "blocks"), INT64),
-            "eps": FLOAT,
+            **_WORKSPACE,
+            **dict.fromkeys(("x_stride", "residual_stride"), INT64),
+            **_SIZES,
         },
     ),
     "backward": SharedStruct(
@@ -25,12 +29,9 @@ CALLS: dict[Direction, SharedStruct] = {
             **dict.fromkeys(("dout", "x", "dsum", "weight"), Pointer("const void")),
             # The last two are null where nobody asks for them.
             **dict.fromkeys(("dx", "dweight", "dbias"), Pointer("void")),
-            # Of each block of rows what it adds to dweight, then the same of dbias.
-            "partial": Pointer("float"),
-            "words": Pointer("void"),
+            **_WORKSPACE,
             **dict.fromkeys(("dout_stride", "x_stride", "dsum_stride"), INT64),
-            **dict.fromkeys(("rows", "columns", "blocks"), INT64),
-            "eps": FLOAT,
+            **_SIZES,
         },
     ),
 }

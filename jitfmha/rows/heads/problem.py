@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from ...problem.packed_pages import (
     shape_of_keys,
     shape_of_values,
 )
+from ..problem import check_eps
 
 MOST_HDIM = 576
 HEAD_DTYPES = torch.float32, torch.bfloat16, torch.float16
@@ -108,11 +108,7 @@ def traits_of(arguments: HeadArguments) -> HeadTraits:
     tables = _check_tables(arguments, first)
     _check_numbers(arguments, first)
     cache_dtype = _check_caches(arguments, first)
-    eps = arguments.eps
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
-        raise TypeError(f"eps must be a float, got {type(eps).__name__} ({eps!r})")
-    if not 0 <= eps < math.inf:
-        raise ValueError(f"eps is {eps}; it must be at least 0, and finite")
+    check_eps(arguments.eps)
     return HeadTraits(
         *(DTYPE_NAMES[first.dtype], DTYPE_NAMES[weights], DTYPE_NAMES[tables]),
         DTYPE_NAMES[cache_dtype],
