@@ -489,13 +489,27 @@ struct KeyRowTile : KeyTile<kKeyCount, kKeyTileWidth<kHdim, Dtype>, kThreads, kB
     __device__ void load(Registers& to, int i) const {
       // Load i is that of 128 bytes of a row, or of their neighbours.
       const int end = ((i | 1) + 1) * 128 / Dtype::kBytes;
-      to.chunk[i] = lines.template load<Chunk>(row, Base::column(thread, i) / Dtype::kBytes, end);
+      to.chunk[i] = lines.template load<Chunk>(row, first_of(thread, i), end);
     }
   };
 
   __device__ static Source source(const KeyRows<kAccess>& rows, int thread) {
     const Lines lines = Lines::template of<kKeyCount>(rows, thread);
-    return {lines, lines.row(thread / 8), thread};
+    return {lines, lines.row(key_of(thread)), thread};
+  }
+
+  // Of pieces that follow each other a load takes the same of eight keys: no half of a line of
+  // memory, as where odd rows are swapped. Threads that write at once have keys k and k + 4 then,
+  // whose rows in LDS begin with other halves.
+  static constexpr bool kTakesWholeLines = has_pieces(kAccess) && Base::kMixed == 16;
+  __device__ static int key_of(int thread) {
+    const int key = thread / 8;
+    return kTakesWholeLines ? key / 8 * 8 + key % 2 * 4 + key % 8 / 2 : key;
+  }
+  // The first number of load i.
+  __device__ static int first_of(int thread, int i) {
+    return kTakesWholeLines ? (thread % 8 + i * 8) * kChunkValues<Dtype>
+                            : Base::column(thread, i) / Dtype::kBytes;
   }
 
   // In which row of the tile a key is. The product with row 8 * a + 4 * half + b is score 4 * a + b
@@ -507,7 +521,11 @@ struct KeyRowTile : KeyTile<kKeyCount, kKeyTileWidth<kHdim, Dtype>, kThreads, kB
     typename Base::Registers taken;
 #pragma unroll
     for (int i = 0; i < Base::kLoads; ++i) taken.chunk[i] = as_taken<Element, Dtype>(from.chunk[i]);
-    Base::store(tile, taken, row_of(thread / 8) * 8 + thread % 8);
+    const int row = row_of(key_of(thread));
+    const int first = kTakesWholeLines ? Base::place(row, thread % 8)
+                                       : Base::first_store(row * 8 + thread % 8);
+#pragma unroll
+    for (int i = 0; i < Base::kLoads; ++i) Base::store_piece(tile + first, taken, i);
   }
 };
 
