@@ -162,6 +162,9 @@ struct KeyRows {
   int first;
   KeyPlaces places;  // of a tile from here on, in small pages
   BlockPlace block;  // the same in wide pages
+  // In wide pages: bytes between rows, to find the others of four by. An opaque number takes an
+  // addition for each of them, and no registers from tile to tile.
+  unsigned distance = rows.stride;
 
   __device__ KeyRows from(int row, const KeyPlaces& places_of_tile = {}) const {
     KeyRows result = *this;
@@ -248,17 +251,18 @@ struct TileRows {
   // Loads as many numbers of a row as T has, from number `first` on. Numbers behind the row's end
   // become zeros. A row that is not there gives zeros, or where rows have addresses the numbers of
   // the last row, which nobody needs. No number lies behind `end`: where the compiler knows it,
-  // most of a row is loaded without a look at where the row ends.
+  // most of a row is loaded without a look at where the row ends. In buffers it may be the row that
+  // lies `behind` bytes further.
   template <class T>
-  __device__ T load(const Row& row, int first, int end = kHdim + 1) const {
+  __device__ T load(const Row& row, int first, int end = kHdim + 1, unsigned behind = 0) const {
     constexpr int kCount = sizeof(T) / Element::kBytes;
     if constexpr (kHdim % kCount == 0) {
-      return piece<T>(row, first, end <= kHdim || first < kHdim);
+      return piece<T>(row, first, end <= kHdim || first < kHdim, behind);
     } else {
-      if (end <= kHdim) return piece<T>(row, first, true);
+      if (end <= kHdim) return piece<T>(row, first, true, behind);
       using Half = WordsOf<sizeof(T) / 2>;
-      const Half halves[2] = {load<Half>(row, first, end),
-                              load<Half>(row, first + kCount / 2, end)};
+      const Half halves[2] = {load<Half>(row, first, end, behind),
+                              load<Half>(row, first + kCount / 2, end, behind)};
       T result;
       __builtin_memcpy(&result, halves, sizeof result);
       return result;
@@ -290,7 +294,9 @@ struct TileRows {
   }
   template <class T>
   __device__ T line(const Keys& keys, int column, int i) const {
-    return load<T>(keys.row[i], column);
+    if constexpr (kAccess == Access::wide_pages)
+      return load<T>(keys.row[0], column, kHdim + 1, i * rows.distance);
+    else return load<T>(keys.row[i], column);
   }
 
   __device__ static Source from_column(const Source& source, int column) {
@@ -308,7 +314,7 @@ struct TileRows {
   }
 
   template <class T>
-  __device__ T piece(const Row& row, int first, bool is_inside) const {
+  __device__ T piece(const Row& row, int first, bool is_inside, unsigned behind = 0) const {
     constexpr int kBytes = Element::kBytes;
     // Rows begin anywhere. If they were taken to be aligned, the end of a row would be loaded
     // together with what lies behind it.
@@ -329,7 +335,7 @@ struct TileRows {
       const unsigned number = row.number;
       const unsigned row_of_buffer = kAccess == Access::near ? number : number % kWidePageRows;
       const unsigned offset =
-          is_inside ? row_of_buffer * rows.rows.stride + offset_in_row(first) : kOutside;
+          (is_inside ? row_of_buffer * rows.rows.stride + offset_in_row(first) : kOutside) + behind;
       if constexpr (sizeof(T) == 1) {
         return __builtin_amdgcn_raw_buffer_load_b8(buffer, offset, 0, 0);
       } else if constexpr (sizeof(T) == 2) {
@@ -522,8 +528,8 @@ struct KeyRowTile : KeyTile<kKeyCount, kKeyTileWidth<kHdim, Dtype>, kThreads, kB
 #pragma unroll
     for (int i = 0; i < Base::kLoads; ++i) taken.chunk[i] = as_taken<Element, Dtype>(from.chunk[i]);
     const int row = row_of(key_of(thread));
-    const int first = kTakesWholeLines ? Base::place(row, thread % 8)
-                                       : Base::first_store(row * 8 + thread % 8);
+    const int first =
+        kTakesWholeLines ? Base::place(row, thread % 8) : Base::first_store(row * 8 + thread % 8);
 #pragma unroll
     for (int i = 0; i < Base::kLoads; ++i) Base::store_piece(tile + first, taken, i);
   }

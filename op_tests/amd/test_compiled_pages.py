@@ -41,7 +41,7 @@ _KINDS = [
 # Of queries of 16 bits. Others have the kernels of dense keys, which hold places in wide pages too:
 # those named here have few registers to spare.
 _IN_TURNS = ((64, 64), (128, 128), (192, 128))
-_NOT_IN_TURNS = ((48, 128), (80, 80), (96, 96), (80, 256), (192, 192))
+_NOT_IN_TURNS = ((48, 128), (80, 80), (96, 96), (80, 256), (192, 192), (256, 256))
 _WIDE_PAGES = (16, 32, 48, 64, 80, 128, 256)
 _PAGES = (1, 2, 7, 15, 24, *_WIDE_PAGES)
 # Of queries of 16 bits: with these, and these masks, the other kernel takes less time. By bytes of
