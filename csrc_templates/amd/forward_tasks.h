@@ -30,6 +30,7 @@ struct Task {
   Divisor num_splits;
   Global<float> results;  // of the splits of these rows; null where keys are not split
   TileRange key_tiles;    // of persistent workgroups, whose shares are no splits
+  int first_cut;          // of those: that of a block in parts, which num_splits counts
 };
 
 // One of a task's rows.
@@ -237,7 +238,8 @@ __device__ inline Task task_of_tile(const CompiledArguments& arguments, const Pl
           slice,
           a.num_splits,
           nullptr,
-          {}};
+          {},
+          0};
 }
 
 // Where the splits of a task's rows leave what they make of them; null where keys are not split.

@@ -4,12 +4,13 @@
 // A block is a tile of rows of one sequence. All work is the list of the blocks of one head, once
 // for each head, and every workgroup has as much of it as the others, by what blocks are known to
 // take. So where one share ends and the next one begins, a block may be cut, between two of its key
-// tiles. What the parts of a block make goes to the workspace, and becomes its output there.
+// tiles. What the parts of a block make goes to the workspace, all but the last one's, which makes
+// the output of them (block_parts.h).
 //
 // Included after forward_tasks.h.
 #pragma once
 
-#include "forward_tasks.h"
+#include "block_parts.h"
 
 // The threads that list the work, and what LDS has room for. The host looks for that, too.
 constexpr int kListThreads = 1024, kMostSequences = 1024, kMostBlocks = 8192;
@@ -275,6 +276,7 @@ __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds
   }
   if (thread == 0) lds->begin[blocks] = of_head;
   barrier();
+  clear_counts(a, list.workgroups, thread, kListThreads);
   const int heads = a.heads.divisor, dealt = blocks * list.dealt_heads;
   const bool is_dealt = 0 < dealt && dealt <= kMostDealt;
   if (is_dealt) {
@@ -315,11 +317,6 @@ __device__ inline Task task_of_part(const CompiledArguments& arguments, int head
   return task_of_tile(arguments, place, 0, [&](int) { return block.tile; });
 }
 
-// What the parts of a block leave. There are two for each cut at most: those around it.
-__device__ inline Global<float> results_of_cut(const Arguments& a, int first_cut) {
-  return a.workspace + 2L * first_cut * kResultFloats;
-}
-
 // What is left of a workgroup's share: from a key tile of a block on. The rest is loaded when it is
 // needed, since the loop over key tiles needs the registers.
 struct Share {
@@ -344,10 +341,14 @@ struct Share {
     const RowBlock rows = row_block(list, block);
     const ShareBegin end = share_begin(list, number + 1);
     const bool is_cut = ends_in_block(end), is_whole = key_tile == 0 && !is_cut;
-    const int first_cut = key_tile > 0 ? share_begin(list, number).first_cut : end.first_cut;
+    const ShareBegin cut = key_tile > 0 ? share_begin(list, number) : end;
+    const int first_cut = cut.first_cut;
     Task task = task_of_part(arguments, head, rows, is_whole ? 0 : number + 1 - first_cut);
     task.key_tiles = {key_tile, is_cut ? end.key_tile : rows.key_tiles};
-    if (!is_whole) task.results = results_of_cut(arguments.attention, first_cut);
+    if (is_whole) return task;
+    task.first_cut = first_cut;
+    task.num_splits.divisor = cut.last_cut - first_cut + 2;
+    task.results = results_of_cut(arguments.attention, first_cut);
     return task;
   }
 
@@ -365,17 +366,3 @@ struct Share {
     return head == end.head && block == end.block;
   }
 };
-
-// The block whose parts a workgroup makes the output of, `workgroups` of which there are for each
-// cut: for the first one of a block. For others it has no rows.
-__device__ inline Task task_of_cut(const CompiledArguments& arguments, unsigned workgroups) {
-  const unsigned id = __builtin_amdgcn_workgroup_id_x();
-  const int number = id / workgroups + 1;
-  const ShareBegin cut = share_begin(arguments.list, number);
-  if (cut.key_tile == 0 || cut.first_cut != number) return {};
-  Task task =
-      task_of_part(arguments, cut.head, row_block(arguments.list, cut.block), id % workgroups);
-  task.num_splits.divisor = cut.last_cut - cut.first_cut + 2;
-  task.results = results_of_cut(arguments.attention, number);
-  return task;
-}

@@ -305,7 +305,7 @@ def test_nothing_is_spilled(arch, hdims, is_masked, access, modifiers, stacks_he
         stacks_heads=stacks_heads,
         lists_work=True,
     )
-    names = traits.name, traits.combine_name, traits.list_name
+    names = traits.name, traits.list_name
     most = 24 if modifiers == ALL_MODIFIERS else 0  # which nobody asks for at once
     assert_nothing_is_spilled(kernel_spec(traits), *names, most_scalars=most)
 

@@ -144,12 +144,10 @@ class ForwardPlan(CompiledPlan):
     def stages(self) -> tuple[Stage, ...]:
         traits, problem = self.traits, self.problem
         algorithm = algorithm_of_tile(traits.tile)
-        combine = Stage(COMBINES, traits.combine_name, Algorithm(NAME))
-        if traits.lists_work:
-            cut = combine._replace(condition="of blocks that are cut")
-            listing = Stage("fwd_list", traits.list_name, Algorithm(NAME))
-            return listing, Stage(family_of(problem), self.kernel, algorithm), cut
         main = Stage(family_of(problem), self.kernel, algorithm)
+        if traits.lists_work:
+            return Stage("fwd_list", traits.list_name, Algorithm(NAME)), main
+        combine = Stage(COMBINES, traits.combine_name, Algorithm(NAME))
         if problem.num_splits > 1 or problem.has_split_results:
             return main, combine
         if problem.is_paged and problem.num_splits == 0:

@@ -341,8 +341,10 @@ class ForwardTraits(SharedTraits):
         return f"{self.name}_list"
 
     def row(self) -> KernelRow:
+        # Persistent workgroups combine what they leave themselves.
+        combine = None if self.lists_work else self.combine_name
         return self.row_of(self.name)._replace(
-            combine_symbol=self.combine_name, stacks_heads=self.stacks_heads
+            combine_symbol=combine, stacks_heads=self.stacks_heads
         )
 
 
@@ -511,7 +513,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
             "byte_values": cpp_bool(traits.has_byte_values),
         }
     elif not traits.row_blocks:
-        headers = *_HEADERS, "bias_tiles.h", "streamed_rows.h", "work_list.h"
+        headers = *_HEADERS, "bias_tiles.h", "block_parts.h", "streamed_rows.h", "work_list.h"
         values |= {
             "slices": traits.slices,
             "columns": traits.columns,
