@@ -36,11 +36,11 @@ __device__ inline void clear_counts(const Arguments& a, unsigned workgroups, uns
     ((Global<unsigned>)a.workspace)[i] = 0;
 }
 
-// Those of one wave.
+// Those of one wave, which has registers for kBlocks blocks of values of a part and of the sum.
+template <int kBlocks>
 class BlockParts {
   using Results = SplitResults<Wave::kValueBlocks, kWaves>;
   static constexpr int kGroup = 4;        // parts
-  static constexpr int kBlocks = 2;       // of values, which are loaded at once
   static constexpr int kAgentScope = 16;  // sc1
 
  public:
@@ -105,8 +105,8 @@ class BlockParts {
                                           offset_of(part, at), 0, kAgentScope);
   }
   __device__ float load(int part, int at) const {
-    return bits_as<float>(__builtin_amdgcn_raw_buffer_load_b32(
-        results_.buffer, offset_of(part, at), 0, kAgentScope));
+    return bits_as<float>(
+        __builtin_amdgcn_raw_buffer_load_b32(results_.buffer, offset_of(part, at), 0, kAgentScope));
   }
   __device__ f32x16 load_block(int part, int block) const {
     f32x16 result;
@@ -128,50 +128,47 @@ class BlockParts {
 
   // Of what the `size` parts of a group make, the wave has that of number `own`: it adds the others.
   __device__ void add(Wave& wave, int own, int first, int step, int size) const {
-    float maxima[kGroup], sums[kGroup], factors[kGroup];
+    float maxima[kGroup];
 #pragma unroll
-    for (int n = 0; n < kGroup; ++n) {
-      const int other = n != own && n < size ? n : own == 0;
-      maxima[n] = load(first + other * step, Result::kMaximum);
-      sums[n] = load(first + other * step, Result::kSum);
-    }
+    for (int n = 0; n < kGroup; ++n)
+      maxima[n] = load(first + (n != own && n < size ? n : own == 0) * step, Result::kMaximum);
     float largest = wave.maximum, sum = 0;
 #pragma unroll
-    for (int n = 0; n < kGroup; ++n) {
-      if (n == own) maxima[n] = wave.maximum;
-      if (n == own) sums[n] = wave.sum;
-      largest = __builtin_fmaxf(largest, maxima[n]);
-    }
-#pragma unroll
-    for (int n = 0; n < kGroup; ++n) {
-      factors[n] = __builtin_amdgcn_exp2f((maxima[n] - largest) * kUnitOfMaxima);
-      if (n < size) sum = __builtin_fmaf(sums[n], factors[n], sum);
-    }
-    wave.maximum = largest;
-    wave.sum = sum;
+    for (int n = 0; n < kGroup; ++n) largest = __builtin_fmaxf(largest, maxima[n]);
+    const auto factor_of = [&](float maximum) {
+      return __builtin_amdgcn_exp2f((maximum - largest) * kUnitOfMaxima);
+    };
 #pragma unroll
     for (int block = 0; block < Wave::kValueBlocks; block += kBlocks) {
       constexpr int kLast = Wave::kValueBlocks - 1;
       f32x16 made[kBlocks] = {};
+      // One part after the other: no registers have room for more.
+#pragma unroll 1
+      for (int n = 0; n < size; ++n) {
+        const int part = first + n * step;
+        float maximum = wave.maximum, of_sum = wave.sum;
+        f32x16 values[kBlocks];
 #pragma unroll
-      for (int n = 0; n < kGroup; ++n) {
-        if (n >= size) continue;
-        f32x16 of_part[kBlocks];
-#pragma unroll
-        for (int i = 0; i < kBlocks; ++i) of_part[i] = wave.output[smaller(block + i, kLast)];
+        for (int i = 0; i < kBlocks; ++i) values[i] = wave.output[smaller(block + i, kLast)];
         if (n != own) {
+          maximum = load(part, Result::kMaximum);
+          if (block == 0) of_sum = load(part, Result::kSum);
 #pragma unroll
           for (int i = 0; i < kBlocks; ++i)
-            if (block + i <= kLast) of_part[i] = load_block(first + n * step, block + i);
+            if (block + i <= kLast) values[i] = load_block(part, block + i);
         }
+        const float factor = factor_of(maximum);
+        if (block == 0) sum = __builtin_fmaf(of_sum, factor, sum);
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i)
-          made[i] = __builtin_elementwise_fma(of_part[i], f32x16(factors[n]), made[i]);
+          made[i] = __builtin_elementwise_fma(values[i], f32x16(factor), made[i]);
       }
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i)
         if (block + i <= kLast) wave.output[block + i] = made[i];
     }
+    wave.maximum = largest;
+    wave.sum = sum;
   }
 
   int count_;

@@ -21,9 +21,8 @@ _UNEVEN = 4
 _UNIT = 64
 # Cycles that persistent workgroups take to find a block in the list, by the cost model.
 _LISTED = 2500
-# What it takes to list the work, by the cost model 5 to 9 us, and to make the output of blocks that
-# are cut, beside what it takes to read their parts: 4 to 9 us. On any chip.
-_LISTING_SECONDS = 2 * LAUNCH_GAP_SECONDS + 6e-6 + 6e-6
+# What it takes to list the work, by the cost model 5 to 9 us. On any chip.
+_LISTING_SECONDS = LAUNCH_GAP_SECONDS + 6e-6
 _SHARE_BYTES, _BLOCK_BYTES = SHARE_BEGIN.size, ROW_BLOCK.size
 
 
@@ -91,8 +90,8 @@ def floats_of_parts(workgroups: int, tile_q: int, hdim_v: int) -> int:
 
 
 def listing_seconds(machine: Machine, workgroups: int, tile_q: int, hdim_v: int) -> float:
-    """What a call takes beside its persistent workgroups, of which each leaves two parts."""
-    part_bytes = 4 * floats_of_parts(workgroups, tile_q, hdim_v)
+    """What a call takes beside its persistent workgroups, of which each reads a part of a block."""
+    part_bytes = 2 * floats_of_parts(workgroups, tile_q, hdim_v)
     return _LISTING_SECONDS + part_bytes / machine.bytes_per_second
 
 
