@@ -649,7 +649,6 @@ def test_stages_of_work_that_is_listed():
     assert [str(stage) for stage in listed.stages()] == [
         f"fwd_list: {listed.kernel}_list",
         f"fwd: {listed.kernel}",
-        f"fwd_splitkv_combine: {listed.kernel}_combine, of blocks that are cut",
     ]
 
 

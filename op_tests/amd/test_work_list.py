@@ -18,10 +18,13 @@ from compiled_calls import (
     CompiledCall,
     assert_nothing_is_spilled,
     check,
+    check_call,
     check_pages,
     draw,
     draw_of_other_dtypes,
     forward_kernels,
+    inputs_of,
+    run,
 )
 from inputs import prefix_sums
 from score_features import ALL_MODIFIERS
@@ -158,6 +161,36 @@ def test_parts_of_many_blocks(rng, seed, monkeypatch, arch):
         ),
         rng,
     )
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_many_parts_of_a_block(rng, seed, monkeypatch, arch):
+    """Groups of them are parts of groups. Whichever is the last one, the output is the same."""
+    _take_workgroups(monkeypatch, 40)
+    call = replace(
+        draw(random.Random(seed)),
+        arch=arch,
+        hdims=(64, 96),
+        heads=(2, 1),
+        is_group=True,
+        lengths=((60, 5000), (1, 40), (2, 70)),
+        mask=2,
+        layouts=("bshd",) * 4,
+        is_v_column_major=False,
+    )
+    given = inputs_of(call, rng)
+    first, second = (
+        run(
+            *(arch, given.q, given.k, given.v),
+            bf16_cvt=call.bf16_cvt,
+            random_order=order,
+            **given.sequences,
+            **given.options,
+        )
+        for order in (seed, seed + 1)
+    )
+    check_call(call, given, first)
+    assert all(map(torch.equal, first, second))
 
 
 # ---- What is listed ------------------------------------------------------------------------------
