@@ -3,8 +3,8 @@
 // Each wave has 32 rows of a block, in every part the same ones. Where it finds the other parts of
 // its group in memory, it adds them to what its registers have; else it leaves that there, and
 // counts it. The last one to count finds all others, so nobody waits. A group is of a few parts
-// that follow each other. What it makes is a part of a larger group: so most of many parts are added
-// at the same time. Parts of a group are added in their order, whoever does it: the output does not
+// that follow each other. What it makes is a part of a larger group: so most of many parts are
+// added at the same time. Parts of a group are added in their order, whoever does it: the output does not
 // depend on which workgroup is the last one.
 //
 // Counts and parts go past caches that are not those of the whole chip (agent scope), and what a
@@ -126,7 +126,7 @@ class BlockParts {
     return part * Results::kStride + i * 1024 + results_.lane * 16;
   }
 
-  // Of what the `size` parts of a group make the wave has that of number `own`, and adds the others.
+  // Of what `size` parts of a group make, the wave has that of number `own`, and adds the others.
   __device__ void add(Wave& wave, int own, int first, int step, int size) const {
     float maxima[kGroup];
 #pragma unroll
