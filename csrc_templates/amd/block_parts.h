@@ -4,8 +4,8 @@
 // its group in memory, it adds them to what its registers have; else it leaves that there, and
 // counts it. The last one to count finds all others, so nobody waits. A group is of a few parts
 // that follow each other. What it makes is a part of a larger group: so most of many parts are
-// added at the same time. Parts of a group are added in their order, whoever does it: the output does not
-// depend on which workgroup is the last one.
+// added at the same time. Parts of a group are added in their order, whoever does it: the output
+// does not depend on which workgroup is the last one.
 //
 // Counts and parts go past caches that are not those of the whole chip (agent scope), and what a
 // wave's s_waitcnt has waited for is there. Source: LLVM's "User Guide for AMDGPU Backend", Memory
