@@ -1,5 +1,6 @@
 """Keys that are split into parts: the result, the parts themselves, and their combination."""
 
+import ctypes
 import random
 from contextlib import nullcontext
 from typing import Any
@@ -18,6 +19,7 @@ from jitfmha import emulate
 from jitfmha.call.run import run
 from jitfmha.problem.arguments import Arguments, KeyOptions
 from jitfmha.problem.float64_reference import Result, attention, unpaged
+from jitfmha.problem.torch_parts import thread_pool
 
 flash_attn_combine: Any = jitfmha.flash_attn_combine
 mha_fwd_splitkv: Any = jitfmha.mha_fwd_splitkv
@@ -68,6 +70,24 @@ def test_threads_do_not_change_the_bits(rng):
                 torch.set_num_threads(threads)
                 again = fmha_fwd(q, k, v, return_lse=True, num_splits=num_splits)
                 assert is_same(again, first)
+
+
+@pytest.mark.usefixtures("num_threads")
+def test_calls_on_threads_of_the_pool(rng):
+    """There a call is left to its thread alone, which takes the shares of others, too."""
+    torch.set_num_threads(2)
+    q, k, v = random_qkv(rng, (1, 5000, 8, 2))
+    expected = fmha_fwd(q, k, v)
+    outs: list[Tensor] = []
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+    def on_thread(begin, end, context):
+        outs.append(fmha_fwd(q, k, v))
+
+    kinds = *(ctypes.c_int64,) * 3, ctypes.c_void_p, ctypes.c_void_p
+    parallel_for = ctypes.CFUNCTYPE(ctypes.c_int32, *kinds)(thread_pool()[0].value)
+    parallel_for(0, 2, 1, ctypes.cast(on_thread, ctypes.c_void_p), None)
+    assert [is_same(out, expected) for out in outs] == [True, True]
 
 
 def test_score_features(rng):

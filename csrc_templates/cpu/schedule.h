@@ -110,6 +110,9 @@ class QueryTiles {
   // Whether any tile has more than one part.
   bool has_splits() const { return has_splits_; }
 
+  // Whether items are parts of equally many keys for few rows each.
+  bool have_as_many_keys() const { return kMode == Mode::gm0 && has_few_rows(0); }
+
   // How many there are in one product of all queries with all keys, and one with all values.
   int64_t multiplications() const { return multiplications_; }
 

@@ -88,79 +88,116 @@ int64_t worker_count(int64_t items, int64_t multiplications) {
   return std::min<int64_t>(threads, wanted);
 }
 
-// Items in their order, each for the thread that takes it as it gets free.
+// Tells the processor that the thread waits for others.
+inline void pause_thread() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+// Items cut into shares of neighbours. A thread takes those of its share in their order, as it gets
+// free, and then what is left in the shares behind it. A single share belongs to all threads.
 class Turns {
  public:
-  // Calls visit(item) for items that nobody has taken, until there are none.
-  template <class Visit>
-  void take(int64_t items, const Visit& visit) {
-    for (;;) {
-      const int64_t item = next_.fetch_add(1, std::memory_order_relaxed);
-      if (item >= items) return;
-      visit(item);
-      done_.fetch_add(1, std::memory_order_release);
-    }
+  static constexpr int64_t kMostShares = 64;
+
+  Turns(int64_t items, int64_t shares) : items_(items), shares_(shares) {
+    for (int64_t i = 0; i < shares; ++i) next_[i].item.store(begin_of(i), kRelaxed);
   }
 
-  // Whether nobody has taken the last one.
-  bool has_more(int64_t items) const { return next_.load(std::memory_order_relaxed) < items; }
+  // Calls visit(item) for items that nobody has taken, until there are none.
+  template <class Visit>
+  void take(int64_t worker, const Visit& visit) {
+    int64_t visited = 0;
+    for (int64_t i = 0; i < shares_; ++i) {
+      const int64_t share = (worker + i) % shares_, end = begin_of(share + 1);
+      std::atomic<int64_t>& next = next_[share].item;
+      while (next.load(kRelaxed) < end) {
+        const int64_t item = next.fetch_add(1, kRelaxed);
+        if (item >= end) break;
+        visit(item);
+        ++visited;
+      }
+    }
+    visited_.fetch_add(visited, std::memory_order_release);
+  }
 
-  // Whether all have been visited, if not now then some microseconds later.
-  bool wait(int64_t items) const {
-    constexpr int kMostYields = 100;
-    for (int yields = 0; done_.load(std::memory_order_acquire) < items; ++yields) {
-      if (yields == kMostYields) return false;
+  bool all_are_visited() const { return visited_.load(std::memory_order_acquire) == items_; }
+
+  // Whether all have been visited, if not now then some microseconds later. It pauses before it
+  // yields, which takes longer than most threads wait.
+  bool wait() const {
+    constexpr int kMostPauses = 1000, kMostYields = 100;
+    for (int i = 0; !all_are_visited(); ++i) {
+      if (i == kMostPauses + kMostYields) return false;
+      if (i < kMostPauses) pause_thread();
 #if defined(__unix__) || defined(__APPLE__)
-      sched_yield();
+      else sched_yield();
 #endif
     }
     return true;
   }
 
  private:
-  std::atomic<int64_t> next_{0}, done_{0};
+  static constexpr std::memory_order kRelaxed = std::memory_order_relaxed;
+  // In a cache line of its own, which stays with the thread that has the share.
+  struct alignas(64) Next {
+    std::atomic<int64_t> item;
+  };
+
+  int64_t begin_of(int64_t share) const { return items_ * share / shares_; }
+
+  const int64_t items_, shares_;
+  Next next_[kMostShares];
+  alignas(64) std::atomic<int64_t> visited_{0};
 };
 
 // Calls run_item(item, scratch) for all items on `workers` threads, and where there is something to
-// finish, finish_item(item, scratch) for all of them once every one has been run. To wake threads
-// again takes longer than most of them wait for the last one; where it is late, as another process
-// has its processor, they are woken. False when there is not enough memory.
+// finish, finish_item(item, scratch) for all of them once every one has been run. Items that take
+// equally long are shared out: a thread then has the same ones in every call, and finds what it
+// read before in its cache. To wake threads again takes longer than most of them wait for the last
+// one; where it is late, as another process has its processor, they are woken. False when there is
+// not enough memory.
 template <class Scratch, class RunItem, class FinishItem>
-bool run_items(int64_t items, int64_t workers, const RunItem& run_item, bool has_finish,
-               const FinishItem& finish_item) {
+bool run_items(int64_t items, int64_t workers, bool are_equal, const RunItem& run_item,
+               bool has_finish, const FinishItem& finish_item) {
   struct Work {
-    const int64_t items;
     const RunItem& run_item;
     const bool has_finish;
     const FinishItem& finish_item;
     Turns to_run, to_finish;
     std::atomic<bool> out_of_memory{false};
 
-    void take_items() {
+    void take_items(int64_t worker) {
       Scratch* scratch = thread_scratch<Scratch>();
       if (!scratch) {
         out_of_memory.store(true, std::memory_order_relaxed);
         return;
       }
-      to_run.take(items, [&](int64_t item) { run_item(item, *scratch); });
-      if (has_finish && to_run.wait(items))
-        to_finish.take(items, [&](int64_t item) { finish_item(item, *scratch); });
+      to_run.take(worker, [&](int64_t item) { run_item(item, *scratch); });
+      if (has_finish && to_run.wait())
+        to_finish.take(worker, [&](int64_t item) { finish_item(item, *scratch); });
     }
     void take_items_on(int64_t workers) {
-      if (workers <= 1) return take_items();
+      if (workers <= 1) return take_items(0);
       pool.parallel_for(
           0, workers, 1,
-          [](int64_t, int64_t, void* self) { static_cast<Work*>(self)->take_items(); }, this);
+          [](int64_t worker, int64_t, void* self) { static_cast<Work*>(self)->take_items(worker); },
+          this);
     }
   };
-  Work work{items, run_item, has_finish, finish_item, {}, {}};
+  const int64_t shares =
+      are_equal ? std::min(std::max<int64_t>(workers, 1), Turns::kMostShares) : 1;
+  Work work{run_item, has_finish, finish_item, {items, shares}, {items, shares}};
   work.take_items_on(workers);
-  if (has_finish && work.to_finish.has_more(items)) work.take_items_on(workers);
+  if (has_finish && !work.to_finish.all_are_visited()) work.take_items_on(workers);
   return !work.out_of_memory.load(std::memory_order_relaxed);
 }
 template <class Scratch, class RunItem>
 bool run_items(int64_t items, int64_t workers, const RunItem& run_item) {
-  return run_items<Scratch>(items, workers, run_item, false, [](int64_t, Scratch&) {});
+  return run_items<Scratch>(items, workers, false, run_item, false, [](int64_t, Scratch&) {});
 }
 
 }  // namespace
