@@ -2,21 +2,34 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "products.h"
 #include "tiles.h"
 
 namespace {
 
+// Calls visit(number of rows, first row) for blocks of up to kRows rows that are done together. Of
+// vectors the number is a type, as each row has registers; tiles have room for all of them.
+template <int kRows, class Visit>
+inline void for_each_row_block(int rows, const Visit& visit, int at = 0) {
+  if constexpr (kTileUnit) {
+    for (; at < rows; at += kRows) visit(std::min(kRows, rows - at), at);
+  } else {
+    for (; at + kRows <= rows; at += kRows) visit(std::integral_constant<int, kRows>{}, at);
+    if constexpr (kRows > 1) for_each_row_block<kRows / 2>(rows, visit, at);
+  }
+}
+
 // Operands of a query, as vectors need them.
 struct QueriesInRows {
   static constexpr int kStride = padded_depth_of(kHdimQ);
 
-  // kRows of them from row(at) on.
-  template <int kRows, class Row>
-  static void load(const Row& row, int at, float* to) {
+  // Those of some rows from row(at) on.
+  template <class Row>
+  static void load(const Row& row, int at, int rows, float* to) {
     Element edge[kVectorElements];
-    for (int i = 0; i < kRows; ++i, to += kStride)
+    for (int i = 0; i < rows; ++i, to += kStride)
       for (int d = 0; d < kHdimQ; d += kVectorElements)
         simd::store(to + d / kOperandElements,
                     Operands::load_along_row<Dtype>(readable<kHdimQ>(row(at + i), d, edge)));
@@ -38,10 +51,10 @@ inline void probabilities_to_operands(float* row, int count) {
 }
 
 // outputs = outputs * decay + sums, for the rows of a block.
-template <int kRows, int kOutputStride, int kColumns>
-inline void add_to_outputs(const float (&sums)[kRows][kColumns], const float* decay,
+template <int kOutputStride, int kMostRows, int kColumns>
+inline void add_to_outputs(const float (&sums)[kMostRows][kColumns], int rows, const float* decay,
                            float* outputs) {
-  for (int r = 0; r < kRows; ++r)
+  for (int r = 0; r < rows; ++r)
     for (int d = 0; d < kHdimV; d += kLanes) {
       float* out = outputs + r * kOutputStride + d;
       simd::store(

@@ -33,13 +33,13 @@ struct FewRowsRoom {
 };
 
 // Rows of factors, `stride` operands apart, to tiles for `pieces` pieces.
-template <int kRows>
-inline void spread_factors(const float* rows, int stride, int pieces, FewRowsRoom& room) {
+inline void spread_factors(const float* rows, int row_count, int stride, int pieces,
+                           FewRowsRoom& room) {
   for (int first = 0; first < pieces * kPieceOperands; first += kLanes) {
     Vec block[kLanes];
     for (int lane = 0; lane < kLanes; ++lane) {
       const int r = lane % kRowsAtOnce;
-      block[lane] = r < kRows ? simd::load(rows + r * stride + first) : simd::broadcast(0.0f);
+      block[lane] = r < row_count ? simd::load(rows + r * stride + first) : simd::broadcast(0.0f);
     }
     simd::transpose(block);
     for (int n = 0; n < kLanes; ++n) {
@@ -55,8 +55,8 @@ inline void spread_factors(const float* rows, int stride, int pieces, FewRowsRoo
 // Sums over `pieces` of them, of one tile or two: to[r * kStride + i] is that of piece i of the
 // tiles, with the factors of row r. tile(piece, t, copy) is where the piece of tile t lies, or
 // `copy`, which has it then. `meanwhile()` is called for each piece.
-template <int kRows, int kStride, class Tile, class Meanwhile>
-inline void multiply_pieces(int pieces, bool has_two, const Tile& tile, float* to,
+template <int kStride, class Tile, class Meanwhile>
+inline void multiply_pieces(int row_count, int pieces, bool has_two, const Tile& tile, float* to,
                             FewRowsRoom& room, Meanwhile& meanwhile) {
   constexpr int64_t kColumnBytes = 4 * kLanes, kRowBytes = 16 * kRowPieces;
   tile_unit::zero<0>();
@@ -91,18 +91,18 @@ inline void multiply_pieces(int pieces, bool has_two, const Tile& tile, float* t
     float sums[kLanes];
     simd::store(sums, simd::transpose_parts(simd::add(simd::load(even + row * kLanes),
                                                       simd::load(odd + row * kLanes))));
-    for (int r = 0; r < kRows; ++r)
+    for (int r = 0; r < row_count; ++r)
       std::memcpy(to + r * kStride + row * kRowPieces, sums + r * kRowPieces,
                   kRowPieces * sizeof(float));
   }
 }
 
-template <int kRows, int kScoreStride, class Meanwhile>
-__attribute__((noinline)) void multiply_in_place(const float* queries, const KeysInPlace& key,
-                                                 int count, float* scores, FewRowsRoom& room,
-                                                 const Meanwhile& meanwhile) {
+template <int kScoreStride, class Meanwhile>
+__attribute__((noinline)) void multiply_in_place(int row_count, const float* queries,
+                                                 const KeysInPlace& key, int count, float* scores,
+                                                 FewRowsRoom& room, const Meanwhile& meanwhile) {
   constexpr int kPieces = kHdimQ / kPiece, kRuns = kTilePieces / kPiece;
-  spread_factors<kRows>(queries, Queries::kStride, kPieces, room);
+  spread_factors(queries, row_count, Queries::kStride, kPieces, room);
   const int64_t stride = key.stride();
   const bool has_whole_tiles = key.rows.page_size % kTilePieces == 0;
   auto ask = in_turns(count, (count + kBlockPieces - 1) / kBlockPieces * kPieces, meanwhile);
@@ -121,23 +121,24 @@ __attribute__((noinline)) void multiply_in_place(const float* queries, const Key
       std::fill(copy + keys * kPiece, copy + kTilePieces * kPiece, KeyElement(0));
       return copy;
     };
-    multiply_pieces<kRows, kScoreStride>(kPieces, first + kTilePieces < count, tile, scores + first,
-                                         room, ask);
+    multiply_pieces<kScoreStride>(row_count, kPieces, first + kTilePieces < count, tile,
+                                  scores + first, room, ask);
   }
 }
 
-template <int kRows, int kScoreStride, int kOutputStride, class Meanwhile>
-__attribute__((noinline)) void accumulate_in_place(float* probabilities, const ValuesInPlace& value,
-                                                   int count, const float* decay, float* outputs,
+template <int kScoreStride, int kOutputStride, class Meanwhile>
+__attribute__((noinline)) void accumulate_in_place(int row_count, float* probabilities,
+                                                   const ValuesInPlace& value, int count,
+                                                   const float* decay, float* outputs,
                                                    FewRowsRoom& room, const Meanwhile& meanwhile) {
   const int pieces = (count + kPiece - 1) / kPiece;
-  for (int r = 0; r < kRows; ++r)
+  for (int r = 0; r < row_count; ++r)
     probabilities_to_operands<kPiece>(probabilities + r * kScoreStride, count);
-  spread_factors<kRows>(probabilities, kScoreStride, pieces, room);
+  spread_factors(probabilities, row_count, kScoreStride, pieces, room);
   const PiecesOfValues values(value, count);
   constexpr int kBlocks = (kHdimV + kBlockPieces - 1) / kBlockPieces;
   auto ask = in_turns(count, kBlocks * pieces, meanwhile);
-  float sums[kRows][kBlocks * kBlockPieces];
+  float sums[kRowsAtOnce][kBlocks * kBlockPieces];
   for (int first = 0; first < kHdimV; first += kBlockPieces) {
     const auto tile = [&](int piece, int t, KeyElement* copy) -> const KeyElement* {
       const int column = first + t * kTilePieces;
@@ -146,10 +147,10 @@ __attribute__((noinline)) void accumulate_in_place(float* probabilities, const V
       std::memcpy(copy, from, kHdimV % kTilePieces * kPiece * sizeof(KeyElement));
       return copy;
     };
-    multiply_pieces<kRows, kBlocks * kBlockPieces>(pieces, first + kTilePieces < kHdimV, tile,
-                                                   sums[0] + first, room, ask);
+    multiply_pieces<kBlocks * kBlockPieces>(row_count, pieces, first + kTilePieces < kHdimV, tile,
+                                            sums[0] + first, room, ask);
   }
-  add_to_outputs<kRows, kOutputStride>(sums, decay, outputs);
+  add_to_outputs<kOutputStride>(sums, row_count, decay, outputs);
 }
 
 }  // namespace

@@ -58,8 +58,9 @@ inline void multiply_pieces(const float* factors, int factor_stride, int pieces,
   simd::sum_parts(dots, VectorPieces{}, sums);
 }
 
-template <int kRows, int kScoreStride, class Meanwhile>
-__attribute__((noinline)) void multiply_in_place(const float* queries, const KeysInPlace& key,
+template <int kScoreStride, int kRows, class Meanwhile>
+__attribute__((noinline)) void multiply_in_place(std::integral_constant<int, kRows>,
+                                                 const float* queries, const KeysInPlace& key,
                                                  int count, float* scores, FewRowsRoom&,
                                                  const Meanwhile& meanwhile) {
   constexpr int kVectors = kLanes / kRows, kKeys = kVectors * kVectorPieces;
@@ -80,8 +81,9 @@ __attribute__((noinline)) void multiply_in_place(const float* queries, const Key
   }
 }
 
-template <int kRows, int kScoreStride, int kOutputStride, class Meanwhile>
-__attribute__((noinline)) void accumulate_in_place(float* probabilities, const ValuesInPlace& value,
+template <int kScoreStride, int kOutputStride, int kRows, class Meanwhile>
+__attribute__((noinline)) void accumulate_in_place(std::integral_constant<int, kRows>,
+                                                   float* probabilities, const ValuesInPlace& value,
                                                    int count, const float* decay, float* outputs,
                                                    FewRowsRoom&, const Meanwhile& meanwhile) {
   const int pieces = (count + kPiece - 1) / kPiece;
@@ -108,7 +110,7 @@ __attribute__((noinline)) void accumulate_in_place(float* probabilities, const V
     for (int r = 0; r < kRows; ++r)
       std::memcpy(sums[r] + first, block + r * kColumns, kColumns * sizeof(float));
   }
-  add_to_outputs<kRows, kOutputStride>(sums, decay, outputs);
+  add_to_outputs<kOutputStride>(sums, kRows, decay, outputs);
 }
 
 }  // namespace

@@ -29,9 +29,9 @@ constexpr int64_t kSumBytes = 4 * kLanes;
 struct Queries {
   static constexpr int kStride = kScoreDepth * kLanes;  // of a block of rows, for each of them
 
-  template <int kRows, class Row>
-  static void load(const Row& row, int at, float* to) {
-    PanelProducts<1>::pack_queries(row, at, kRows, to);
+  template <class Row>
+  static void load(const Row& row, int at, int rows, float* to) {
+    PanelProducts<1>::pack_queries(row, at, rows, to);
   }
 };
 
@@ -86,10 +86,10 @@ inline void for_each_sum(const Visit& visit) {
   visit(std::integral_constant<int, 3>{});
 }
 
-template <int kRows, int kScoreStride, class Meanwhile>
-__attribute__((noinline)) void multiply_in_place(const float* queries, const KeysInPlace& key,
-                                                 int count, float* scores, FewRowsRoom& room,
-                                                 const Meanwhile& meanwhile) {
+template <int kScoreStride, class Meanwhile>
+__attribute__((noinline)) void multiply_in_place(int row_count, const float* queries,
+                                                 const KeysInPlace& key, int count, float* scores,
+                                                 FewRowsRoom& room, const Meanwhile& meanwhile) {
   constexpr int kElements = 2 * kUnitOperands;
   const TilesInPlace<kHdimQ, kElements> tiles(key, count);
   auto ask = in_turns(count, tiles.count() * kScoreDepth / kUnitOperands, meanwhile);
@@ -109,7 +109,7 @@ __attribute__((noinline)) void multiply_in_place(const float* queries, const Key
     Vec block[kLanes];
     for (int i = 0; i < kLanes; ++i) block[i] = simd::load(sums + (first + i) * kLanes);
     simd::transpose(block);
-    for (int r = 0; r < kRows; ++r) simd::store(scores + r * kScoreStride + first, block[r]);
+    for (int r = 0; r < row_count; ++r) simd::store(scores + r * kScoreStride + first, block[r]);
   }
 }
 
@@ -128,13 +128,14 @@ __attribute__((noinline)) inline void sum_up_values(const float* probabilities,
   }
 }
 
-template <int kRows, int kScoreStride, int kOutputStride, class Meanwhile>
-__attribute__((noinline)) void accumulate_in_place(float* probabilities, const ValuesInPlace& value,
-                                                   int count, const float* decay, float* outputs,
+template <int kScoreStride, int kOutputStride, class Meanwhile>
+__attribute__((noinline)) void accumulate_in_place(int row_count, float* probabilities,
+                                                   const ValuesInPlace& value, int count,
+                                                   const float* decay, float* outputs,
                                                    FewRowsRoom& room, const Meanwhile& meanwhile) {
   const TilesInPlace<kHdimV, kTileColumns> tiles(value, count);
   const Vec zero = simd::broadcast(0.0f);
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < row_count; ++r) {
     float* row = probabilities + r * kScoreStride;
     std::fill(row + count, row + tiles.count() * kUnitRows, 0.0f);
     for (int key = 0; key < tiles.count() * kUnitRows; key += kLanes) {
@@ -148,7 +149,7 @@ __attribute__((noinline)) void accumulate_in_place(float* probabilities, const V
   constexpr int kBlocks = (kHdimV + kTileColumns - 1) / kTileColumns;
   auto ask = in_turns(count, kBlocks * tiles.count(), meanwhile);
   alignas(64) float of_tiles[kUnitRows * kLanes];
-  float sums[kRows][kBlocks * kTileColumns];
+  float sums[kRowsAtOnce][kBlocks * kTileColumns];
   for (int first = 0; first < kHdimV; first += kStepTiles * kTileColumns) {
     for_each_sum([](auto t) { tile_unit::zero<t>(); });
     for (int tile = 0; tile < tiles.count(); ++tile) {
@@ -164,19 +165,19 @@ __attribute__((noinline)) void accumulate_in_place(float* probabilities, const V
       if (first + t * kTileColumns >= kHdimV) return;
       tile_unit::store<t>(of_tiles, kSumBytes);
       const float* of_second = of_tiles + kUnitRows / 2 * kLanes;
-      for (int r = 0; r < kRows; ++r)
+      for (int r = 0; r < row_count; ++r)
         simd::interleave(simd::load(of_tiles + r * kLanes), simd::load(of_second + r * kLanes),
                          sums[r] + first + t * kTileColumns);
     });
   }
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < row_count; ++r) {
     Vec zeros = zero;  // or NaN
     for (int d = 0; d < kBlocks * kTileColumns; d += kLanes)
       zeros = simd::mul_add(simd::load(sums[r] + d), zero, zeros);
     if (simd::sum_lanes(zeros) != 0)
       sum_up_values(probabilities + r * kScoreStride, value, count, sums[r]);
   }
-  add_to_outputs<kRows, kOutputStride>(sums, decay, outputs);
+  add_to_outputs<kOutputStride>(sums, row_count, decay, outputs);
 }
 
 }  // namespace

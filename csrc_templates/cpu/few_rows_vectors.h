@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "few_rows_operands.h"
 #include "in_place.h"
@@ -30,8 +31,9 @@ struct FewRowsUnit {};
 // scores[r * kScoreStride + key] = the dot product of query r with key(key), for `count` keys and
 // up to a whole vector of them, where the last one is repeated. `meanwhile(key)` is called for each
 // key.
-template <int kRows, int kScoreStride, class Meanwhile>
-__attribute__((noinline)) void multiply_in_place(const float* queries, const KeysInPlace& key,
+template <int kScoreStride, int kRows, class Meanwhile>
+__attribute__((noinline)) void multiply_in_place(std::integral_constant<int, kRows>,
+                                                 const float* queries, const KeysInPlace& key,
                                                  int count, float* scores, FewRowsRoom&,
                                                  const Meanwhile& meanwhile) {
   static_assert(kLanes % kRows == 0, "a block of dot products fills a vector");
@@ -65,8 +67,9 @@ __attribute__((noinline)) void multiply_in_place(const float* queries, const Key
 // outputs[r * kOutputStride + d] = themselves * decay[r]
 //     + the sum over `count` keys of probabilities[r * kScoreStride + key] * value(key)[d]
 // Probabilities become operands in their place.
-template <int kRows, int kScoreStride, int kOutputStride, class Meanwhile>
-__attribute__((noinline)) void accumulate_in_place(float* probabilities, const ValuesInPlace& value,
+template <int kScoreStride, int kOutputStride, int kRows, class Meanwhile>
+__attribute__((noinline)) void accumulate_in_place(std::integral_constant<int, kRows>,
+                                                   float* probabilities, const ValuesInPlace& value,
                                                    int count, const float* decay, float* outputs,
                                                    FewRowsRoom&, const Meanwhile& meanwhile) {
   constexpr int kTogether = kOperandElements;
