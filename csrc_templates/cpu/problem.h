@@ -155,8 +155,8 @@ struct Problem {
 };
 
 // Strides of dimensions of size 1 can be anything, and a pointer is advanced by them once.
-void clear_unused_strides(const FmhaShape& shape, std::initializer_list<Strides*> of_queries,
-                          std::initializer_list<Strides*> of_keys) {
+inline void clear_unused_strides(const FmhaShape& shape, std::initializer_list<Strides*> of_queries,
+                                 std::initializer_list<Strides*> of_keys) {
   const auto clear = [&](Strides& x, int64_t seqlen, int64_t heads) {
     if (shape.batch == 1 && !kPaged) x.batch = 0;
     if (seqlen == 1) x.seq = 0;

@@ -31,7 +31,7 @@ Pool pool;
 // it, but the pool does not know that, and would wait for them for ever.
 bool pool_was_lost = false;
 
-#if defined(__unix__) || defined(__APPLE__)
+#if (defined(__unix__) || defined(__APPLE__)) && !defined(JITFMHA_BESIDE)
 bool will_lose_threads = false;
 
 // Linux counts threads as links of a directory, beside the two that each has.
@@ -78,7 +78,7 @@ T* thread_array(int64_t count) {
 }
 
 // How many threads are worth waking for `items` items of so many multiplications in all.
-int64_t worker_count(int64_t items, int64_t multiplications) {
+inline int64_t worker_count(int64_t items, int64_t multiplications) {
   // Waking a thread costs more than it saves (some 10 microseconds) where it does less than this.
   constexpr int64_t kWorthThread = 1 << 18;
   const int64_t wanted = std::min(items, multiplications / kWorthThread);
@@ -202,7 +202,10 @@ bool run_items(int64_t items, int64_t workers, const RunItem& run_item) {
 
 }  // namespace
 
+// A unit beside has only what threads of the other one call.
+#if !defined(JITFMHA_BESIDE)
 JITFMHA_EXPORT void jitfmha_use_pool(decltype(Pool::parallel_for) parallel_for,
                                      decltype(Pool::get_num_threads) get_num_threads) {
   pool = {parallel_for, get_num_threads};
 }
+#endif

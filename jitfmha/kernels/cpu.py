@@ -338,12 +338,14 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         **{name: str(getattr(traits, name)).lower() for name in _SWITCHES},
     }
     vectors, flags = ISAS[traits.isa]
+    kernel = f"fmha_{traits.short_direction}.cpp"
     origin = {"origin": f"csrc_templates/{traits.template} for {traits.name}"}
     return BuildSpec(
         # Long ones are cut: the cache tells its entries apart by their content.
         name=traits.name[:MAX_NAME],
         sources={
-            f"fmha_{traits.short_direction}.cpp": render(traits.template, origin),
+            kernel: render(traits.template, origin),
+            "beside.cpp": render("cpu/beside.cpp.in", {"kernel": kernel}),
             "traits.h": render("cpu/traits.h.in", values),
             "vectors.h": render(f"cpu/simd_{vectors}.h", {}),
             "intrinsics.h": render("cpu/intrinsics.h", {}),
@@ -362,7 +364,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
 
 
 def _product_sources(traits: CpuTraits) -> dict[str, str]:
-    """Headers of the matrix products that depend on the instruction set and on packed pages."""
+    """Matrix products, which depend on the instruction set and on packed pages."""
     tile_unit = _TILE_UNITS.get(traits.isa)
     of_unit = "vectors" if tile_unit is None else "tile_unit"
     sources = {}
