@@ -8,7 +8,8 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(__SSE2__)
+// Vectors of AVX-512 come with these.
+#if defined(__SSE2__) && !defined(__AVX512F__)
 #include <emmintrin.h>
 #endif
 
