@@ -617,6 +617,11 @@ def test_symbols_have_the_version(shared_library):
     assert all(name.startswith("jitfmha::v1_2_3::") for name in names)
 
 
+def test_tables_take_no_code(shared_library):
+    """A function that fills them took compilers longer than all others."""
+    assert "static_initialization" not in run_program("nm", "-C", shared_library).stdout
+
+
 @pytest.mark.parametrize("source", ["jitfmha.cpp", "code_objects_gfx942.cpp"])
 def test_clang_has_no_complaints(source, exported, tmp_path):
     """As the tests' g++ has none."""
