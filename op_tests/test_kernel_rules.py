@@ -536,7 +536,7 @@ def test_packed_pages_are_built(arch):
     names = {launcher.name for launcher in warmed}
     for seqlen, heads in ((2, 2), (2, 8), (600, 8)):
         call = Drawn(
-            *("bf16", "", 128, 128, 2, "gm1"),
+            *("bf16", "", "", 128, 128, 2, "gm1"),
             features=("packed_pages",),
             page_size=64,
             heads=heads,

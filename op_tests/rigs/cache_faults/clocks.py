@@ -100,7 +100,7 @@ def _builder_at_work(trial: Trial, jumps: _Jumps) -> None:
         compiler.hold.unlink()
         trial.expect_right(builder.finish(), f"{what}: itself", how="built")
         trial.expect_right(waiting.finish(), f"{what}: one who waits", how="loaded")
-        trial.expect(compiler.runs().count("compile") == 1, f"{what}: {compiler.runs()}")
+        trial.expect(compiler.runs().count("link") == 1, f"{what}: {compiler.runs()}")
         trial.expect_clean(scratch, what)
 
 

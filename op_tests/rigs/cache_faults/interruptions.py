@@ -20,6 +20,7 @@ from .attention_call import AttentionCall
 from .outcome import Extent, Outcome
 from .processes import Ending, Gate, Worker, wait_for_exit, wait_until
 from .sandbox import Sandbox
+from .watched_compiler import BUILD
 
 _REPEATS = {Extent.SHORT: 1, Extent.LONG: 3}
 _RANDOM_MOMENTS = {Extent.SHORT: 1, Extent.LONG: 60}
@@ -139,7 +140,7 @@ class _Interruptions:
         with self._case("fork during a build", hold=True):
             ending = self._run(work)
             self._expect(ending.report.get("child") == 0, f"the child of a fork: {ending}")
-            self._expect(compiler.runs() == ["compile", "link"], f"built {compiler.runs()}")
+            self._expect(compiler.runs() == BUILD, f"built {compiler.runs()}")
 
     def threads_race_to_the_first_call(self) -> None:
         """One of them builds, all have the right result."""
@@ -169,7 +170,7 @@ class _Interruptions:
             ending = self._run(work)
             self._expect(ending.report == {"right": _THREADS, "loads": 1}, f"threads: {ending}")
             runs = self._sandbox.compiler.runs()
-            self._expect(runs == ["compile", "link"], f"{_THREADS} threads built {runs}")
+            self._expect(runs == BUILD, f"{_THREADS} threads built {runs}")
 
     def interpreter_shuts_down_during_a_build(self) -> None:
         """`sys.exit` while a daemon thread builds: the exit code is the program's, and soon."""

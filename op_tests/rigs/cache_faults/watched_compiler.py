@@ -9,6 +9,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+# What the build of a CPU kernel runs: its two translation units, and the linker.
+BUILD = ["compile", "compile", "link"]
+
 
 @dataclass(frozen=True)
 class WatchedCompiler:

@@ -47,11 +47,11 @@ def _at_once(trial: Trial, error: int, count: int, kernel: str) -> int:
         environment = {**scratch.environment, **without_locks(error), "CXX": str(compiler.path)}
         for answer in trial.callers.at_once([Call(environment, kernel)] * count):
             trial.expect_right(answer, what)
-        builds = compiler.runs().count("compile")
+        builds = compiler.runs().count("link")
         trial.expect(1 <= builds <= count, f"{what}: {builds} builds")
         _expect_one_entry(trial, scratch, what)
         trial.loads(Call(environment, kernel), f"the call after {what}")
-        trial.expect(compiler.runs().count("compile") == builds, f"{what}: was built again")
+        trial.expect(compiler.runs().count("link") == builds, f"{what}: was built again")
         # Others may have locks there, or get them later.
         trial.loads(
             Call({**environment, "FAULTY_LOCKS": None}, kernel), f"the call with locks after {what}"
