@@ -294,8 +294,8 @@ int main(int count, char** texts) {
         "batches: 1: an index says which sequence of the cache each one is"},
        {"rotary_dim", "0", "numbers of a head of q and of new keys that are rotated; 0: none"},
        {"rotary_interleaved", "1", "1: neighbours are rotated together; 0: halves of -rotary_dim"},
-       {"warmup", "5", "launches before those that are timed, or what CK_WARMUP says"},
-       {"repeat", "20", "launches that are timed, or what CK_REPEAT says; 0: none"},
+       {"warmup", "10", "launches before those that are timed, or what CK_WARMUP says"},
+       {"repeat", "10", "launches that are timed, or what CK_REPEAT says; 0: none"},
        {"fwd_v3", "0", "0, 1: no meaning here: the library decides which kernels are taken"}},
       run);
 }
