@@ -159,15 +159,16 @@ def test_more_tiles_of_wide_heads(chip, rng):
 
 @pytest.mark.sample(
     ("arch", "hdims", "is_packed", "mask"),
-    [*itertools.product(ARCHS, _NOT_IN_TURNS, (False, True), (0, 2))],
+    [*itertools.product(ARCHS, (f"{q}x{v}" for q, v in _NOT_IN_TURNS), (False, True), (0, 2))],
     2,
 )
 def test_heads_that_take_no_turns(arch, hdims, is_packed, mask, rng):
+    hdim_q, hdim_v = map(int, hdims.split("x"))
     problem = AmdProblem(
-        *(rng, torch.bfloat16, hdims, (2, 1)),
+        *(rng, torch.bfloat16, (hdim_q, hdim_v), (2, 1)),
         lengths=((257, 2100), (300, 33), (1, 0)),
         mask=mask,
-        softmax_scale=hdims[0] ** -0.5,
+        softmax_scale=hdim_q**-0.5,
         options={"num_splits": 1},
     )
     order = int(torch.randint(1 << 30, (), generator=rng))
