@@ -81,7 +81,7 @@ BROKEN: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
     ("workgroups_are_counted", {}, {"block_per_cu": 0}, "gfx942", "block_per_cu 0"),
     ("workgroups_are_counted", {}, {"num_wave_groups": 0}, "gfx942", "num_wave_groups 0"),
     ("architecture_has_kernels", {}, {"pipeline": "compiled"}, "gfx90a", "runs on gfx90a"),
-    ("outputs_have_16_bits", {"data_type": "bf8"}, {"pipeline": "compiled"}, "gfx942", "bf8"),
+    ("outputs_are_wider", {"data_type": "bf8"}, {"pipeline": "compiled"}, "gfx942", "bf8"),
     (
         "scales_are_not_of_blocks",
         {"data_type": "fp8bf16", "qscale": "blockscale"},

@@ -126,7 +126,7 @@ def why_nothing_runs_on(arch: str) -> Iterator[str]:
         yield f"nothing here runs on {arch}: calls there are refused; kernels are for {ours}"
 
 
-def outputs_have_16_bits(sig: Signature, alg: Algorithm, arch: CkArchitecture) -> Iterator[str]:
+def outputs_are_wider(sig: Signature, alg: Algorithm, arch: CkArchitecture) -> Iterator[str]:
     """What is written of 8-bit inputs has 16 or 32 bits."""
     if sig.data_type in _CK_DATA_TYPES and sig.data_type not in DATA_TYPES:
         yield f"data_type {sig.data_type!r} has no kernel; there are {', '.join(DATA_TYPES)}"
@@ -446,7 +446,7 @@ SPECIFICATION_RULES = (
     SpecificationRule(pipeline_is_known, _DATA, "every"),
     SpecificationRule(workgroups_are_counted, _SPECS, "every"),
     SpecificationRule(architecture_has_kernels, "jitfmha/amd/chips.json", "ours"),
-    SpecificationRule(outputs_have_16_bits, "the arguments of jitfmha.fmha_fwd", "ours"),
+    SpecificationRule(outputs_are_wider, "the arguments of jitfmha.fmha_fwd", "ours"),
     SpecificationRule(scales_are_not_of_blocks, "the arguments of jitfmha.fmha_fwd", "ours"),
     SpecificationRule(
         keys_are_rotated_as_they_are_appended,
