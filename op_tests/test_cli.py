@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from rigs import cpu_drawn_suite, cpu_suite, decode_loop
+from rigs.first_call import first_call
 from subprocesses import run_python
 
 import jitfmha
 from jitfmha import jit
 from jitfmha.amd.chips import is_arch
-from jitfmha.bench import SUITES, cpu, cpu_drawn, decode_loop, over_sdpa, suite
-from jitfmha.bench.first_call import first_call
+from jitfmha.bench import SUITES, suite
 from jitfmha.bench.report import Report, Row
-from jitfmha.bench.timing import Timings, alternate
+from jitfmha.bench.timing import TOLERANCE, Timings, alternate
 from jitfmha.call.dispatch import Explanation
 from jitfmha.cli import bench, demo, explain, main, output
 from jitfmha.cli.flags import parser
@@ -502,8 +503,8 @@ def test_bench_refuses_threads(run, flags):
 
 
 def test_calls_that_bench_draws():
-    calls = cpu_drawn.drawn_calls(7, 300)
-    assert calls == cpu_drawn.drawn_calls(7, 300)
+    calls = cpu_drawn_suite.drawn_calls(7, 300)
+    assert calls == cpu_drawn_suite.drawn_calls(7, 300)
     lengths = [n for call in calls for n in call.sizes[1:3]]
     assert 50 <= min(lengths) < 100
     assert 2000 < max(lengths) <= 5000
@@ -556,22 +557,22 @@ def test_timings_alternate():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_ragged_benchmark_checks_what_it_times(monkeypatch, dtype):
-    looped, padded = cpu.time_ragged("small", [5, 40, 1], dtype, 64, min_seconds=0.0)
+    looped, padded = cpu_suite.time_ragged("small", [5, 40, 1], dtype, 64, min_seconds=0.0)
     assert looped.against != padded.against
-    assert looped.error < over_sdpa.TOLERANCE[dtype]
+    assert looped.error < TOLERANCE[dtype]
     assert looped.gflops == pytest.approx(4 * 8 * (25 + 1600 + 1) * 64 / looped.seconds / 1e9)
 
-    right = cpu.fmha_fwd
-    monkeypatch.setattr(cpu, "fmha_fwd", lambda *args, **kwargs: -right(*args, **kwargs))  # type: ignore[operator]
+    right = cpu_suite.fmha_fwd
+    monkeypatch.setattr(cpu_suite, "fmha_fwd", lambda *args, **kwargs: -right(*args, **kwargs))  # type: ignore[operator]
     with pytest.raises(RuntimeError, match="small: the result differs"):
-        cpu.time_ragged("small", [5, 40, 1], dtype, 64, min_seconds=0.0)
+        cpu_suite.time_ragged("small", [5, 40, 1], dtype, 64, min_seconds=0.0)
 
 
 def test_ragged_lengths_are_those_of_the_bar():
-    lengths = cpu.ragged_lengths()
+    lengths = cpu_suite.ragged_lengths()
     assert len(lengths) == 16
     assert (min(lengths), max(lengths)) == (64, 2048)
-    assert lengths == cpu.ragged_lengths()
+    assert lengths == cpu_suite.ragged_lengths()
 
 
 def test_a_decode_loop_has_one_key_more_each_call(monkeypatch):

@@ -1,10 +1,10 @@
 """Benchmark suites, ``python -m jitfmha bench``: they print every bar beside what was measured.
 
 A suite is a module with ``run(quick, progress)`` that returns a
-:class:`~jitfmha.bench.report.Report`. Those that a user runs are here; those that hold the
-emulator, the AMD kernels and the build cache against their bars are among the test rigs of a
-checkout, as ``op_tests/rigs/NAME_suite.py``. Times of two sides always come from one process and
-alternate, because a shared machine drifts; a result is checked before it is timed.
+:class:`~jitfmha.bench.report.Report`. Those that a user runs are here; those that hold attention,
+the emulator and the build cache against their bars are among the test rigs of a checkout, as
+``op_tests/rigs/NAME_suite.py``. Times of two sides always come from one process and alternate,
+because a shared machine drifts; a result is checked before it is timed.
 """
 
 from __future__ import annotations
@@ -39,18 +39,15 @@ SUITES = {
     "cpu": SuiteInTheList(
         "the CPU kernel against torch's attention, and what first calls cost",
         *(9, 2),
-        from_checkout=False,
         takes_threads=True,
     ),
     "cpu-drawn": SuiteInTheList(
         "60 calls of the CPU kernel drawn at random against torch's attention, with gradients, too",
         *(8, 0.6),
-        from_checkout=False,
     ),
     "models": SuiteInTheList(
         "BERT, ViT and Llama on the CPU with our attention against the same with torch's, in bf16",
         *(12, 0.2),
-        from_checkout=False,
         takes_threads=True,
     ),
     "memory": SuiteInTheList(
@@ -86,7 +83,10 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def suite(name: str) -> Suite:
-    """The ``run(quick, progress)`` of a suite; ``SuiteNotAvailable`` if a checkout is missing."""
+    """The ``run(quick, progress)`` of a suite, which may take more, as :func:`run_suite` says.
+
+    Raises ``SuiteNotAvailable`` if a checkout is missing.
+    """
     module = name.replace("-", "_")
     run: Suite
     if not SUITES[name].from_checkout:
@@ -94,10 +94,12 @@ def suite(name: str) -> Suite:
         return run
     tests = _CHECKOUT / "op_tests"
     if not (tests / "rigs").is_dir():
+        installed = " and ".join(name for name, each in SUITES.items() if not each.from_checkout)
         raise SuiteNotAvailable(
             f"the suite {name!r} needs the test rigs of a checkout, which no wheel carries (there "
             f"is no {tests / 'rigs'}); get the source of this package and run "
-            f"`python -m jitfmha bench --suite {name}` in its root folder"
+            f"`python -m jitfmha bench --suite {name}` in its root folder. --shapes and the suites "
+            f"{installed} need none"
         )
     if str(tests) not in sys.path:
         sys.path.insert(0, str(tests))
@@ -124,12 +126,9 @@ def run_suite(
     if shapes:
         if not SUITES[name].sizes:
             raise ValueError(f"the suite {name!r} has shapes of its own, got shapes={shapes}")
-        run = import_module(f".{name}", __name__).run
-        report: Report = run(quick, progress, shapes, compiled=compiled)
-        return report
+        return suite(name)(quick, progress, shapes, compiled=compiled)
     if threads is None:
         return suite(name)(quick, progress)
     if not SUITES[name].takes_threads:
         raise ValueError(f"the suite {name!r} has threads of its own, got threads={threads}")
-    timed: Report = import_module(f".{name}", __name__).run(quick, progress, threads)
-    return timed
+    return suite(name)(quick, progress, threads)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .over_sdpa import TOLERANCE
 from .peers import OURS, Peer
 from .shapes import Shape
-from .timing import alternate, finished
+from .timing import TOLERANCE, alternate, finished
 
 _SEED = 20260101
 _LINE = 100  # characters of a refusal that are kept

@@ -15,7 +15,6 @@ from statistics import median
 import torch
 
 from jitfmha.amd.chips import chip
-from jitfmha.bench import decode_loop
 from jitfmha.bench.report import Progress, Report
 from jitfmha.bench.timing import alternate
 from jitfmha.call.interface import fmha_bwd, fmha_fwd
@@ -25,6 +24,7 @@ from jitfmha.planning.target import AmdTarget
 from jitfmha.problem.arguments import AttentionOptions
 from jitfmha.problem.dropout import new_rng_state
 
+from . import decode_loop
 from .recording_runtime import RecordingRuntime
 
 BUILD_SECONDS = 1.0

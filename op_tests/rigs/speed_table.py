@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from jitfmha.bench.cpu import ragged_lengths, time_ragged
-from jitfmha.bench.cpu_backward import time_training_step
-from jitfmha.bench.over_sdpa import Sizes, time_over_sdpa
 from jitfmha.bench.report import Comparison, Report
 from jitfmha.call.detection import target_of
 from jitfmha.planning.measured import machine_of
 from jitfmha.problem.dtypes import DTYPE_NAMES
+
+from .cpu_backward import time_training_step
+from .cpu_suite import ragged_lengths, time_ragged
+from .over_sdpa import Sizes, time_over_sdpa
 
 _HEADS, _HDIM = 8, 128
 _LENGTHS = (512, 1024, 2048, 4096)

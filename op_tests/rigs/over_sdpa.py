@@ -10,15 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..call.interface import fmha_fwd
-from .report import Comparison, Report
-from .timing import Timings, alternate
+from jitfmha.bench.report import Comparison, Report
+from jitfmha.bench.timing import TOLERANCE, Timings, alternate
+from jitfmha.call.interface import fmha_fwd
 
 Sizes = tuple[int, int, int, int, int, int]
 """batch, seqlen_q, seqlen_k, heads_q, heads_k, hdim."""
-
-# Only a wrong kernel gets here: the accuracy tests of op_tests are the strict ones.
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
 
 def verified(what: str, ours: Tensor, theirs: Tensor) -> float:

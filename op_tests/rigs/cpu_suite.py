@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..call.detection import target_of
-from ..call.interface import fmha_fwd
-from ..problem.arguments import AttentionOptions, Options
-from ..problem.dropout import new_rng_state
-from ..problem.dtypes import DTYPE_NAMES
+from jitfmha.bench.report import Comparison, Progress, Report
+from jitfmha.bench.timing import TOLERANCE, alternate
+from jitfmha.call.detection import target_of
+from jitfmha.call.interface import fmha_fwd
+from jitfmha.problem.arguments import AttentionOptions, Options
+from jitfmha.problem.dropout import new_rng_state
+from jitfmha.problem.dtypes import DTYPE_NAMES
+
 from . import cpu_backward, cpu_decode, decode_loop
 from .first_call import FirstCall, first_call
-from .over_sdpa import TOLERANCE, compare, time_over_sdpa, verified
-from .report import Comparison, Progress, Report
-from .timing import alternate
+from .over_sdpa import compare, time_over_sdpa, verified
 
 _DEFAULT_THREADS = 2
 # Of the geometric mean over SDPA. bf16 has a lower one: SDPA's is in tiles where the CPU has them.

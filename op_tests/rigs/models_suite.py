@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
-from ..call.interface import fmha_fwd
-from .over_sdpa import TOLERANCE
-from .report import Comparison, Progress, Report
-from .timing import alternate, machine_here
+from jitfmha.bench.report import Comparison, Progress, Report
+from jitfmha.bench.timing import TOLERANCE, alternate, machine_here
+from jitfmha.call.interface import fmha_fwd
 
 _Side = Literal["jitfmha", "SDPA"]
 _SIDES: tuple[_Side, _Side] = ("jitfmha", "SDPA")

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..call.interface import fmha_bwd, fmha_fwd
-from ..jit.fresh_process import run_fresh
-from ..problem.arguments import AttentionOptions
-from ..problem.dtypes import DTYPE_NAMES
+from jitfmha.bench.report import Comparison, Progress, Report
+from jitfmha.bench.timing import alternate
+from jitfmha.call.interface import fmha_bwd, fmha_fwd
+from jitfmha.jit.fresh_process import run_fresh
+from jitfmha.problem.arguments import AttentionOptions
+from jitfmha.problem.dtypes import DTYPE_NAMES
+
 from .over_sdpa import Sizes, compare
-from .report import Comparison, Progress, Report
-from .timing import alternate
 
 _HEADS = 8
 # Five products in place of two.

@@ -8,9 +8,9 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from ..call.interface import fmha_fwd
-from .report import Progress, Report
-from .timing import alternate
+from jitfmha.bench.report import Progress, Report
+from jitfmha.bench.timing import alternate
+from jitfmha.call.interface import fmha_fwd
 
 _BAR = 1.5  # the loop's time over that of the same call repeated
 _LENGTHS = range(512, 1024)

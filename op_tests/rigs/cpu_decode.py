@@ -8,12 +8,13 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ..call.interface import fmha_fwd
-from ..problem.dtypes import DTYPE_NAMES
-from ..problem.packed_pages import as_packed
-from .over_sdpa import TOLERANCE, Sizes, time_over_sdpa, verified
-from .report import Progress, Report
-from .timing import Timings, alternate
+from jitfmha.bench.report import Progress, Report
+from jitfmha.bench.timing import TOLERANCE, Timings, alternate
+from jitfmha.call.interface import fmha_fwd
+from jitfmha.problem.dtypes import DTYPE_NAMES
+from jitfmha.problem.packed_pages import as_packed
+
+from .over_sdpa import Sizes, time_over_sdpa, verified
 
 _PAGE_SIZE = 128
 _DECODING: tuple[Sizes, ...] = (

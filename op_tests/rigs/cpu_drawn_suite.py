@@ -9,11 +9,12 @@ from statistics import geometric_mean
 
 import torch
 
-from ..problem.dtypes import DTYPE_NAMES
+from jitfmha.bench.report import Comparison, Progress, Report
+from jitfmha.bench.timing import TOLERANCE, machine_here
+from jitfmha.problem.dtypes import DTYPE_NAMES
+
 from .cpu_backward import time_training_step
-from .over_sdpa import TOLERANCE, Sizes, time_over_sdpa
-from .report import Comparison, Progress, Report
-from .timing import machine_here
+from .over_sdpa import Sizes, time_over_sdpa
 
 _CALLS, _QUICK_CALLS = 60, 5
 _FEW_THREADS = 2
