@@ -430,6 +430,13 @@ def test_a_set_of_one_kernel(tmp_path):
     }
 
 
+def test_a_set_with_nothing_for_a_device(tmp_path):
+    path = declared(tmp_path, {"signature": SIGNATURE, "algorithm": {"pipeline": "compiled"}})
+    assert names_of(path)
+    with refused(ValueError, str(path), "no kernels of its pipelines for cpu"):
+        names_of(path, "cpu")
+
+
 def test_outputs_of_8_bit_calls(tmp_path, run):
     """Sets, parts and flags name the same kernels; a receipt has those that it keeps."""
     target, out = planned_target("gfx942"), {"data_type": "fp8fp32"}

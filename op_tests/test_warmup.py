@@ -149,6 +149,22 @@ def test_for_another_processor():
         ({"features": ["alibi+magic"]}, ValueError, ["'alibi+magic'", "'magic'", "'softcap'"]),
         ({"features": ["descales"], "dtypes": ["bf16"]}, ValueError, ["k_descale", "bfloat16"]),
         ({"features": ["paged_keys"], "modes": ["gm0"]}, ValueError, ["block_table"]),
+        ({"out_dtypes": ["fp32"]}, ValueError, ["out_dtypes ['fp32']", "8 bits"]),
+        (
+            {"out_dtypes": ["fp16"], "dtypes": ["bf16"]},
+            ValueError,
+            ["dtypes ['bf16'] and out_dtypes ['fp16']", "8 bits"],
+        ),
+        (
+            {"profile": "aiter_group", "modes": ["gm0"]},
+            ValueError,
+            ["'aiter_group'", "mode 'group'", "modes ['gm0']"],
+        ),
+        (
+            {"profile": 3, "directions": ["forward"], "hdims": [64]},
+            ValueError,
+            ["profile 3", "backward", "hdims [64] and directions ['forward']"],
+        ),
         ({"device": "gpu"}, ValueError, ["device='gpu'"]),
         ({"device": 0}, TypeError, ["device", "0"]),
         ({"device": "meta"}, ValueError, ["device meta"]),

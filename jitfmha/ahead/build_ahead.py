@@ -13,7 +13,7 @@ from ..call.dispatch import plans_for
 from ..planning.plan import Plan
 from ..planning.specification import OUT_DTYPES, signature_of
 from ..planning.target import AmdTarget, Target
-from ..problem.dtypes import DTYPE_NAMES, TORCH_DTYPES
+from ..problem.dtypes import DTYPE_NAMES, EIGHT_BIT_NAMES, TORCH_DTYPES
 from ..problem.mask import parse_mask
 from ..problem.problem import MAX_HDIM, Direction, Mode, Problem
 from ..problem.unevenness import MOST_UNEVEN
@@ -38,21 +38,27 @@ def plans_ahead(
 
     The arguments, and what is raised: see :func:`jitfmha.warmup`.
     """
-    given = {
-        name: tuple(_CHECKS[name](value) for value in _several(name, values))
-        for name, values in parts.items()
-        if values is not None
-    }
+    listed = {name: _several(name, x) for name, x in parts.items() if x is not None}
+    given = {name: tuple(map(_CHECKS[name], values)) for name, values in listed.items()}
     if kernel_set is not None:
         for name in [*(("profile",) if profile is not None else ()), *given]:
             raise ValueError(f"kernel_set {kernel_set} says what is built; {name} has no place")
         return _plans_of_set(kernel_set, target)
     subsets, receipt = _chosen(profile)
-    combinations = (x for each in subsets for x in combinations_of(each._replace(**given)))
+    subsets = tuple(each._replace(**given) for each in subsets)
+    asked = " and ".join(f"{name} {values}" for name, values in listed.items())
+    if "out_dtypes" in given and not any(
+        x in EIGHT_BIT_NAMES for each in subsets for x, _ in each.dtypes
+    ):
+        raise ValueError(f"{asked}: out_dtypes are of calls whose q has 8 bits, and none has")
+    combinations = (x for each in subsets for x in combinations_of(each))
     if receipt is not None:
         kept = receipt
         combinations = (x for x in combinations if allows(kept, signature_of(x.problem())))
-    return _plans(combinations, target, _may_be_left_out(profile, given))
+    plans = _plans(combinations, target, _may_be_left_out(profile, given))
+    if receipt is not None and not plans:
+        raise ValueError(f"profile {profile!r} keeps {receipt.keeps}: none has {asked}")
+    return plans
 
 
 def _chosen(profile: str | int | None) -> tuple[tuple[Subset, ...], Receipt | None]:
@@ -70,6 +76,8 @@ def _plans_of_set(kernel_set: str | PathLike[str], target: Target) -> dict[str, 
         may_be_left_out = _ANY_ERROR if entry.has_wildcards else ()
         found = _plans(entry.combinations, target, may_be_left_out)
         plans |= {name: plan for name, plan in found.items() if plan.family in entry.pipelines}
+    if not plans:
+        raise ValueError(f"kernel_set {kernel_set} has no kernels of its pipelines for {target}")
     return plans
 
 

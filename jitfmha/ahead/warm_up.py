@@ -85,7 +85,8 @@ def warmup(
         (all masks other than "none" do on the CPU).
 
     Raises:
-        TypeError, ValueError: an argument or a combination breaks a rule; nothing was built then.
+        TypeError, ValueError: an argument or a combination breaks a rule, or no combination has all
+            that is asked for; nothing was built then.
         NotImplementedError: no kernel serves a combination on ``device`` (of defaults and of a
             profile: any at all); nothing was built then.
         jitfmha.BuildError: a launcher could not be compiled; those before it are in the cache.
