@@ -1,7 +1,7 @@
-"""Builds several specs at once, each in a process of its own.
+"""Builds several specs at once: code objects in threads, libraries in processes of their own.
 
 `torch.utils.cpp_extension` takes compiler and ninja from the environment, of which a process has
-one; so a process builds one library at a time.
+one; so a process builds one library at a time. Compilers of device code are told everything.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def build_all(specs: Sequence[BuildSpec], jobs: int) -> Iterator[tuple[BuildSpec
     idle: SimpleQueue[_Builder] = SimpleQueue()
 
     def build(spec: BuildSpec) -> float:
+        if spec.toolchain != "host_cpp":
+            return _build(spec)
         builder = idle.get()
         try:
             with building(spec.name, spec.why):
@@ -52,7 +54,7 @@ def build_all(specs: Sequence[BuildSpec], jobs: int) -> Iterator[tuple[BuildSpec
             idle.put(builder)
 
     with ExitStack() as started:
-        for _ in range(jobs):
+        for _ in range(min(jobs, sum(spec.toolchain == "host_cpp" for spec in specs))):
             builder = _Builder()
             started.callback(builder.end)
             idle.put(builder)

@@ -10,6 +10,7 @@ import pytest
 
 from jitfmha import jit
 from jitfmha.amd.code_object import read_code_object
+from jitfmha.jit import build_processes
 from jitfmha.jit.toolchain import device_compiler, device_hip
 from jitfmha.jit.toolchain.device_compiler import DeviceCompilerNotFound
 from jitfmha.jit.toolchain.device_hip import DeviceClang
@@ -41,6 +42,17 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
     return hide
+
+
+def test_several_at_a_time_need_no_processes(cache, monkeypatch):
+    monkeypatch.setattr(build_processes, "_PROGRAM", "import os; os._exit(9)")
+    specs = [device_spec(f"store_{n}") for n in range(3)]
+    built = [spec for spec, seconds in jit.build_all(specs, 2) if seconds > 0]
+    assert sorted(spec.name for spec in built) == ["store_0", "store_1", "store_2"]
+    assert all(map(jit.is_built, specs))
+    broken = [device_spec(f"broken_{n}", sources={"x.hip": "no_type x;"}) for n in range(2)]
+    with pytest.raises(jit.BuildError, match="no_type"):
+        list(jit.build_all(broken, 2))
 
 
 def test_built_once_and_then_read(cache, new_process):
