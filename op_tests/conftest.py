@@ -58,6 +58,17 @@ def _nothing_is_measured() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_waits_for_the_disk() -> Iterator[None]:
+    """What is built need not outlast a power cut; some 20 files of each kernel would be waited for.
+
+    Processes that tests start wait, those of the faults of file systems among them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
 @pytest.fixture
 def ready_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls on AMD GPUs take code objects of a tree where there are some, whatever they take."""

@@ -64,6 +64,23 @@ BOTH = Selection(("gfx942",), dtypes=("bf16",), hdims=((96, 40),), masks=("causa
 FORWARD = Selection(("gfx950",), ("forward",), masks=("none",), modes=("gm0",))
 SLICED = FORWARD._replace(dtypes=("fp16",), hdims=((300, 280),))
 MODIFIED = ("bias", "alibi", "softcap", "dropout")
+LATENT = Selection(
+    *(("gfx950",), ("forward",), ("bf16",), ((264, 257),)),
+    masks=("none",),
+    modes=("gm1",),
+    few_queries=True,
+)
+TURNS = Selection(
+    *(("gfx942",), ("forward",), ("fp8",), ((64, 64),)),
+    masks=("causal",),
+    modes=("gm1",),
+    features=(("paged_keys",), ("packed_pages",)),
+)
+FAR = Selection(
+    ("gfx942",), dtypes=("bf16",), hdims=((24, 24),), masks=("none",), modes=("gm0",), far_rows=True
+)
+LISTED = Selection(("gfx942",), ("forward",), ("bf16",), ((80, 48),), ("causal",))
+LISTED = LISTED._replace(persistent=True, features=((),))
 EXPORTED = (
     BOTH._replace(modes=("gm0",), features=(MODIFIED, ("sink_tokens",))),
     BOTH._replace(modes=("gm1",), features=((), ("sinks",), ("column_major_v", "boolean_bias"))),
@@ -104,6 +121,10 @@ EXPORTED = (
         modes=("gm1",),
         features=(("paged_keys",), ("packed_pages",)),
     ),
+    LATENT,
+    TURNS,
+    FAR,
+    LISTED,
 )
 PLAIN = {"hdim_q": 96, "hdim_v": 40, "softmax_scale": 1.0, "mask": 2}
 PLAIN_MASKS = (1, 2, "b:0,0", "b:40,0", "t:5,1", "g:3,40", "b:-1,7")
@@ -113,12 +134,25 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not 
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> ExportedCalls:
-    """A library with the kernels that ``EXPORTED`` names, and no others."""
+    """A library with the kernels that ``EXPORTED`` names, and no others.
+
+    With these head dimensions it has kernels for latents, those with turns, and persistent
+    workgroups alone.
+    """
     for variable in (HSA_DIR, AITER_ASM_DIR):
         if variable in os.environ:
             pytest.skip(f"{variable} is set, and exports have the kernels of this package")
     folder = tmp_path_factory.mktemp("export") / "compiled"
-    write_library(folder, NOTHING, EXPORTED, version="4.5.6")
+
+    def keeps(traits: ForwardTraits) -> bool:
+        own = {
+            LATENT.hdims: traits.row_blocks is not None,
+            TURNS.hdims: traits.takes_turns,
+            LISTED.hdims: traits.lists_work,
+        }
+        return own.get(((traits.hdim_q, traits.hdim_v),), True)
+
+    write_library(folder, NOTHING, EXPORTED, version="4.5.6", keeps=keeps)
     return ExportedCalls(build_shim(folder, build_shared(folder)), load("plain")._name)
 
 
@@ -332,17 +366,8 @@ def test_few_queries_are_those_of_python(of_kind, rng, tmp_path):
         check_splits(calls, of_kind, (8, 8), 16, (1, 5000))
 
 
-def test_latents_are_those_of_python(tmp_path, rng):
+def test_latents_are_those_of_python(calls, rng):
     """Where values are the first columns of keys; where they are others, there is no kernel."""
-    selection = Selection(
-        *(("gfx950",), ("forward",), ("bf16",), ((264, 257),)),
-        masks=("none",),
-        modes=("gm1",),
-        few_queries=True,
-    )
-    folder = tmp_path / "latent"
-    write_library(folder, NOTHING, (selection,), keeps=lambda x: x.row_blocks is not None)
-    calls = ExportedCalls(build_shim(folder, build_shared(folder)), load("plain")._name)
     drawn = random.Random(rng.initial_seed())
     for heads, queries, blocks in ((16, 1, 1), (5, 4, 2), (24, 2, 4)):
         lengths = (queries, drawn.choice((33, 150))), (queries, drawn.choice((1, 1500)))
@@ -585,7 +610,7 @@ def test_scales_that_nothing_has(name, descale, text, calls):
 
 
 @pytest.mark.parametrize("page_size", [16, 5, 32])
-def test_turns_are_those_of_python(page_size, tmp_path_factory, rng):
+def test_turns_are_those_of_python(page_size, calls, rng):
     """Of queries that fill tiles; 32: in packed pages."""
     lengths_q, lengths_k = [300, 260], [200, 100]
     sequences = Sequences((lengths_q, lengths_k))
@@ -609,7 +634,6 @@ def test_turns_are_those_of_python(page_size, tmp_path_factory, rng):
     for name, x in (("k", k), ("v", v)):
         setattr(arguments, name, x.data_ptr())
         setattr(arguments, f"{name}_strides", Strides(x.stride(0), 64, x.stride(1)))
-    calls = calls_with_turns(tmp_path_factory)
     inputs, of_pages = (q, k, v), {"block_table": table, **options, **groups}
     assert "_turns_" in check_like_python(calls, call.arch, arguments, inputs, **of_pages)
     changed = {"seqlen_q": 511, "mask": 1, "window_left": 7}
@@ -618,21 +642,6 @@ def test_turns_are_those_of_python(page_size, tmp_path_factory, rng):
         setattr(others, name, value)
         with pytest.raises(CallError, match="no kernel for fp8_e4m3fnuz, hdim 64x64"):
             calls.plan(others)
-
-
-def calls_with_turns(factory: pytest.TempPathFactory) -> ExportedCalls:
-    """A library with no other kernels, which is made once."""
-    folder = factory.getbasetemp() / "turns"
-    if not folder.exists():
-        selection = Selection(
-            *(("gfx942",), ("forward",), ("fp8",), ((64, 64),)),
-            masks=("causal",),
-            modes=("gm1",),
-            features=(("paged_keys",), ("packed_pages",)),
-        )
-        write_library(folder, NOTHING, (selection,), keeps=lambda x: x.takes_turns)
-        build_shim(folder, build_shared(folder))
-    return ExportedCalls(folder.with_name("turns_calls.so"), load("plain")._name)
 
 
 def check_like_python(
@@ -655,12 +664,8 @@ def check_like_python(
     return str(kernel)
 
 
-def test_far_rows_are_those_of_python(tmp_path, rng):
+def test_far_rows_are_those_of_python(calls, rng):
     """By kernels of their own; rows that are near have the others."""
-    selection = Selection(("gfx942",), dtypes=("bf16",), hdims=((24, 24),), masks=("none",))
-    write_library(tmp_path / "far", selection, [selection._replace(modes=("gm0",), far_rows=True)])
-    library = build_shared(tmp_path / "far")
-    calls = ExportedCalls(build_shim(tmp_path / "far", library), load("plain")._name)
     far = 1 << 25  # elements: 32 of them are 2 GiB apart
     memory = torch.empty(33 * far, dtype=torch.bfloat16)
     distant = memory.as_strided((1, 33, 1, 24), (0, far, 24, 1))
@@ -693,7 +698,7 @@ def test_far_rows_are_those_of_python(tmp_path, rng):
 
 
 @pytest.mark.parametrize(("is_group", "heads"), [(True, (2, 2)), (True, (4, 2)), (False, (2, 2))])
-def test_persistent_kernels_are_those_of_python(is_group, heads, tmp_path, rng, monkeypatch):
+def test_persistent_kernels_are_those_of_python(is_group, heads, calls, rng, monkeypatch):
     """Where a library has no others, and Python takes none: with a workspace, or what lacks is
     said.
     """
@@ -703,22 +708,14 @@ def test_persistent_kernels_are_those_of_python(is_group, heads, tmp_path, rng, 
         return [plan for plan in propose(*asked) if plan.traits.lists_work]
 
     monkeypatch.setattr(compiled, "propose", listed)
-    folder, stacks = tmp_path / "lists", heads[0] > heads[1]
-    selection = Selection(("gfx942",), ("forward",), ("bf16",), ((96, 40),), ("causal",))
-    selection = selection._replace(persistent=True, features=((),))
-    write_library(
-        *(folder, NOTHING, (selection,)),
-        keeps=lambda x: x.lists_work and (x.stacks_heads, x.mode == "gm1") == (stacks, is_group),
-    )
-    calls = ExportedCalls(build_shim(folder, build_shared(folder)), load("plain")._name)
     lengths = ((150, 300), (1, 129), (0, 5), (33, 0), (2, 700)) if is_group else ((300, 400),) * 2
-    call = kind("gfx942", "bf16", (96, 40), 2, (), is_group=is_group, lengths=lengths)
+    call = kind("gfx942", "bf16", LISTED.hdims[0], 2, (), is_group=is_group, lengths=lengths)
     given = drawn_inputs(replace(call, heads=heads), rng)
     arguments = arguments_of(replace(call, heads=heads), given, ForwardArguments)
     options, inputs = given.options | given.sequences, (given.q, given.k, given.v)
     kernel = check_like_python(calls, "gfx942", arguments, inputs, **options)
     assert "_listed_" in kernel
-    assert ("_stacked_" in kernel) == stacks
+    assert ("_stacked_" in kernel) == (heads[0] > heads[1])
     arguments.workspace = 0
     said = f"workspace is null.* {arguments.workspace_bytes} bytes. .* plain has it"
     with pytest.raises(CallError, match=f"^invalid_argument: {said}"):
