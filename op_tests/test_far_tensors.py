@@ -85,7 +85,7 @@ def test_packed_pages_far_behind(rng, target):
         close(actual, expected)
 
 
-@pytest.mark.parametrize("side", ["q", "k"])
+@pytest.mark.sample("side", ["q", "k"], 1)
 def test_packed_rows_far_behind(rng, target, side):
     """The second sequence begins behind 2^32 elements, forward and backward."""
     lengths = {"q": LENGTHS_Q, "k": LENGTHS_K}

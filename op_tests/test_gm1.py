@@ -25,7 +25,7 @@ RAGGED = {
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("gap", [0, 1, 20])
+@pytest.mark.sample("gap", [0, 1, 20], 1)
 @pytest.mark.parametrize("lengths", RAGGED)
 def test_ragged(rng, lengths, gap, dtype):
     inputs = packed(rng, *RAGGED[lengths], gap=gap, dtype=DTYPES[dtype])

@@ -36,7 +36,7 @@ SIZES = [
 MASKS: list[dict[str, Any]] = [{}, {"mask": 2}, {"window_size": (300, 2)}]
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.sample("mask", MASKS, 1)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_batch_mode(rng, sizes, mask):
     qkv = random_qkv(rng, sizes)

@@ -71,7 +71,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.sample("options", OPTIONS, 2)
 def test_forms(rng, form, options):
     own = module(rng, form=form, **options)
     for seqlen in (1, 37):

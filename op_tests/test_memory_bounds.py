@@ -68,7 +68,7 @@ ctypes.string_at(x.data_ptr() + (x.numel() * x.element_size() if at_end else -1)
 """
 
 
-@pytest.mark.parametrize("side", ["start", "end"])
+@pytest.mark.sample("side", ["start", "end"], 1)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.skipif(sys.platform == "win32", reason="needs mprotect")
 def test_guard_pages(tmp_path, dtype, side):

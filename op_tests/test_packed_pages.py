@@ -74,7 +74,7 @@ class Paged:
         assert_as_close(actual, expected, self.q.float(), k, v)
 
 
-@pytest.mark.sample("kind", list(KINDS), 2)
+@pytest.mark.sample("kind", list(KINDS), 1)
 @DRAWN_ISA
 def test_the_same_as_rows(rng, an_isa, kind):
     """Queries are few and many; keys are split, or not, and have scales of tokens, or none."""
@@ -105,7 +105,7 @@ def test_in_the_tile_unit(rng, page_size):
 
 
 @pytest.mark.parametrize("isa", [None, "amx_emulated"])
-@pytest.mark.parametrize("kind", ["fp32", "bf16"])
+@pytest.mark.sample("kind", ["fp32", "bf16"], 1)
 def test_behind_the_last_key(rng, kind, isa):
     """What lies there counts for nothing: slots of a cache that nobody has written."""
     it = Paged(rng, kind, 16)

@@ -26,7 +26,7 @@ def call(it: PageLists, **options: Any) -> tuple[Tensor, Tensor]:
     return fmha_fwd(it.q, it.k, it.v, return_lse=True, **(it.groups | options))
 
 
-@pytest.mark.parametrize("page_size", [1, 7, 16, 64, 128])
+@pytest.mark.sample("page_size", [1, 7, 16, 64, 128], 2)
 @pytest.mark.parametrize("mask", [{}, {"mask": 2}, {"window_size": (60, 5), "sink_size": 3}])
 def test_page_sizes(rng, page_size, mask):
     it = PageLists(rng, LENGTHS_Q, LENGTHS_K, page_size)

@@ -44,7 +44,7 @@ def test_drawn_calls(kind, isa, dtypes, rng, poisoned_memory):
             check_call(draw_like(rng, call), [quantised])
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.sample("dtype", list(DTYPES.values()), 1)
 @pytest.mark.parametrize("quantised", LARGEST)
 def test_eight_bits(quantised, dtype, rng, poisoned_memory):
     x, weight = torch.randn(40, 129, generator=rng).to(dtype), torch.ones(129)

@@ -88,9 +88,10 @@ def test_a_latent_of_8_bits_with_any_output(rng, arch):
 # ---- 8 bits --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@pytest.mark.sample(
     ("name", "hdim"),
     [("fp8", 24), ("bf8", 24), ("int8", 24), ("fp8", 128)],  # 128: ready
+    2,
 )
 @pytest.mark.sample("arch", ARCHS, 1)
 def test_every_8_bit_number(arch, name, hdim):

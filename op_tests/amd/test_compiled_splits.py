@@ -195,7 +195,7 @@ def test_num_splits(runtime, seqlen_k, options, num_splits):
     assert splits.workspace_floats == (floats if num_splits > 1 else 0)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.sample(
     ("q_dtype", "kv_dtype", "hdim", "page_size", "num_splits"),
     [
         (torch.bfloat16, torch.bfloat16, 64, None, 1),
@@ -213,6 +213,7 @@ def test_num_splits(runtime, seqlen_k, options, num_splits):
         (_FP8, _FP8, 128, 1, 1),
         (torch.bfloat16, torch.int8, 64, 16, 1),
     ],
+    5,
 )
 def test_8_bit_keys_are_split_where_units_draw_little(
     runtime, q_dtype, kv_dtype, hdim, page_size, num_splits

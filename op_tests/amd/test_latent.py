@@ -163,7 +163,7 @@ def test_decode_in_pages(rng, arch, bits, queries, page_size, heads):
             assert_near(actual, expected, *scaled, options, torch.bfloat16)
 
 
-@pytest.mark.parametrize("heads", [16, 40])
+@pytest.mark.sample("heads", [16, 40], 1)
 @pytest.mark.sample("arch", ARCHS, 1)
 def test_one_split_has_the_same_bits_everywhere(rng, arch, heads):
     """Alone, in a batch, and in pages of any size: nothing else decides than a sequence's rows."""

@@ -38,7 +38,7 @@ def run_exactly(chip: str, call: AmdProblem, rounding: float = BF16_ROUNDING) ->
 @pytest.mark.parametrize("mask", [0, 2])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("hdim_q", [128, 192])
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.sample("chip", CHIPS, 1)
 def test_bf16(rng, tree, chip, hdim_q, mode, mask):
     """For 192x128 another workgroup, and on gfx942 a grid in which causal tiles come one by one."""
     ts_qo = 64 if hdim_q == 128 else 32
@@ -59,13 +59,14 @@ def test_fp16(rng, mode):
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize(
+@pytest.mark.sample(
     ("chip", "hdim", "descales"),
     [
         *(("gfx942", 128, descales) for descales in (None, "one", "each")),
         # Plain gfx950 kernels take one scale; test_ready.py has the refusal of others.
         *(("gfx950", hdim, descales) for hdim in (128, 256) for descales in (None, "one")),
     ],
+    3,
 )
 @pytest.mark.parametrize("mode", MODES)
 def test_fp8(rng, chip, hdim, mode, descales):

@@ -80,10 +80,10 @@ def _lengths(rng: torch.Generator, most: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["dense", "pages", "lists"])
 @pytest.mark.parametrize("mask", [0, 2], ids=["no mask", "causal"])
-@pytest.mark.parametrize(
+@pytest.mark.sample(
     ("arch", "heads", "hdim"),
     [("gfx942", (8, 2), 128), ("gfx950", (4, 4), 64), ("gfx950", (6, 2), 96)],
-    ids=str,
+    1,
 )
 def test_other_lengths(rng, seed, arch, heads, hdim, mask, kind):
     heads_q, heads_k = heads

@@ -88,7 +88,7 @@ TORCH_CALLS_IT = "torch's libc10_hip.so calls it"
 
 
 @pytest.mark.parametrize("torch_comes_first", [True, False])
-@pytest.mark.parametrize("name", ["libamdhip64.so", "libamdhip64-2f1a3c.so"])
+@pytest.mark.sample("name", ["libamdhip64.so", "libamdhip64-2f1a3c.so"], 1)
 def test_of_two_runtimes_torch_uses_one(machine, torch_comes_first, name):
     """Whichever was loaded first, and under whatever name its wheel has it."""
     of_torch = machine.runtime(f"site-packages/torch/lib/{name}")

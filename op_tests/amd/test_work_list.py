@@ -247,7 +247,7 @@ def _pieces(
 
 
 @pytest.mark.parametrize("mask", [0, 2])
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.sample("arch", ARCHS, 1)
 @pytest.mark.parametrize("are_few", [False, True], ids=["many", "few"])
 def test_shares(rng, arch, mask, are_few):
     """They are all of the work together, and each is as large as the others."""

@@ -126,7 +126,7 @@ def _counting(count: str, place: int, each: int, counts: int, wait: str, works: 
     return kernel_text("waits", "\n".join(lines), vgprs=16)
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.sample("place", [0, 1], 1)
 @pytest.mark.parametrize("count", _COUNTS)
 def test_of_a_count_that_goes_on_the_first_one_that_is_enough_is_waited_for(
     profiler, arch, count, place, seed
@@ -179,7 +179,7 @@ def test_a_kernel_computes_the_same_whatever_is_tried_for_its_waits(profiler, ar
     assert flag[:4].tolist() == [counts, counts, counts, 1]
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.sample("place", [0, 1], 1)
 @pytest.mark.parametrize("count", _COUNTS)
 def test_a_look_before_the_loop_spares_a_wait_where_it_comes_late_enough(
     profiler, arch, count, place, seed

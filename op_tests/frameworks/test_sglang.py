@@ -127,7 +127,7 @@ SITES: list[tuple[Callable[[Serving], Tensor], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.sample("target", TARGETS, 1)
 @pytest.mark.parametrize(("site", "batch"), SITES)
 def test_keys_in_pages(rng, target, site, batch):
     it = Serving(rng, **batch)
@@ -460,7 +460,7 @@ def chosen_keys(rng: torch.Generator, rows: int, tokens: int, most: int) -> Tens
     )
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.sample("target", TARGETS, 1)
 @pytest.mark.parametrize("site", ["topk", "lists", "sources", "opus"])
 def test_chosen_keys(rng, target, site):
     """Sparse latent attention of vLLM and SGLang: of DeepSeek-V3.2 and V4."""

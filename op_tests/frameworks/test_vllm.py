@@ -145,7 +145,7 @@ SITES: list[tuple[Callable[[Serving], Tensor], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.sample("target", TARGETS, 1)
 @pytest.mark.parametrize(("site", "batch"), SITES)
 def test_keys_in_pages(rng, target, site, batch):
     it = Serving(rng, **batch)
