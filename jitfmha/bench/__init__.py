@@ -126,7 +126,9 @@ def run_suite(
     if shapes:
         if not SUITES[name].sizes:
             raise ValueError(f"the suite {name!r} has shapes of its own, got shapes={shapes}")
-        return suite(name)(quick, progress, shapes, compiled=compiled)
+        run = import_module(f".{name}", __name__).run
+        report: Report = run(quick, progress, shapes, compiled=compiled)
+        return report
     if threads is None:
         return suite(name)(quick, progress)
     if not SUITES[name].takes_threads:
