@@ -354,7 +354,8 @@ class CodeObject:
         return {
             **self.kernel.cells(),
             "layout": self.kernel.arguments.layout,
-            "sha256": hashlib.sha256(self.content).hexdigest(),
+            # Half of it, which a wheel has room for; it finds damage, and is no signature.
+            "sha256": hashlib.sha256(self.content).hexdigest()[:32],
             "lds_bytes": self.lds_bytes,
             "vgprs": self.vgprs,
             "agprs": self.agprs,

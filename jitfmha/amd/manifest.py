@@ -14,8 +14,8 @@ An architecture's folder has one folder for each form of manifest, with the code
   ``hsa/src/fmha_bwd_hd192.hip`` for larger head dimensions.
 
 Of every row, ``symbol`` is the kernel's, ``file`` the code object, relative to the manifest's
-folder, ``sha256`` its hash, or None where the manifest has none, ``mode`` 0 for gm0 and 1 for gm1,
-``bf16_cvt`` an index of ``BF16_CVTS``, and ``threads`` are of a workgroup.
+folder, ``sha256`` what its hash begins with, or None where the manifest has none, ``mode`` 0 for
+gm0 and 1 for gm1, ``bf16_cvt`` an index of ``BF16_CVTS``, and ``threads`` are of a workgroup.
 
 Whatever is odd in a manifest is told by file, line and value, and left out.
 """
@@ -481,7 +481,7 @@ def ready_backward_row(cells: Cells) -> ReadyBackwardRow:
 # Both end up inside C++ string literals; a file stays inside of its folder.
 _SYMBOL = re.compile(r"[A-Za-z_$.][A-Za-z0-9_$.]*")
 _FILE = re.compile(r"[A-Za-z0-9_+,=-][A-Za-z0-9_.+,=-]*")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHA256 = re.compile(r"[0-9a-f]{32,64}")
 _MOST_DIGITS = 18
 _SHOWN_LETTERS = 100
 Word = TypeVar("Word", bound=str)
@@ -561,9 +561,9 @@ class Cells:
         return self._matching(name, self.text(name), _FILE, "a file name")
 
     def sha256(self) -> str | None:
-        """The hash of the code object in small letters, where the row has one."""
-        text = self.text("sha256").lower()
-        return self._matching("sha256", text, _SHA256, "64 hexadecimal digits") if text else None
+        """The hash of the code object in small letters, or half of it, where the row has one."""
+        text, digits = self.text("sha256").lower(), "32 to 64 hexadecimal digits"
+        return self._matching("sha256", text, _SHA256, digits) if text else None
 
     def _number(self, name: str) -> int:
         text = self.text(name)

@@ -52,7 +52,7 @@ def test_manifests_list_every_kernel_and_every_file():
 
 def test_manifests_have_the_hashes_of_the_files():
     for path, row in rows():
-        assert hashlib.sha256(path.read_bytes()).hexdigest() == row["sha256"], path.name
+        assert hashlib.sha256(path.read_bytes()).hexdigest()[:32] == row["sha256"], path.name
 
 
 def test_the_arguments_are_those_that_the_launcher_packs():
