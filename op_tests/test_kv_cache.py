@@ -438,6 +438,27 @@ def test_errors(rng, changes, error, texts):
 
 
 @pytest.mark.parametrize(
+    ("name", "numbers", "texts"),
+    [
+        ("cache_seqlens", [5, 70], ["cache_seqlens holds 70", "1 more keys", "70"]),
+        ("cache_batch_idx", [0, 2], ["cache_batch_idx holds 2", "0 to 1"]),
+        ("cache_leftpad", [0, 6], ["cache_leftpad is 6 for sequence 1", "5 keys"]),
+    ],
+)
+def test_numbers_of_known_calls_are_checked(rng, name, numbers, texts):
+    """Before anything is written; what was there before is found by the layouts of its tensors."""
+    it = Decoding.random(rng, [5, 5], 1)
+    new = (torch.randn(2, 1, HEADS_K, n, generator=rng) for n in (HDIM, HDIM_V))
+    given = (it.q, it.k_cache, it.v_cache, *new)
+    lengths = {"cache_seqlens": it.seqlens}
+    flash_attn_with_kvcache(*given, **{**lengths, name: torch.tensor([1, 0]).int()})
+    before = it.k_cache.clone()
+    with refused(ValueError, *texts):
+        flash_attn_with_kvcache(*given, **{**lengths, name: torch.tensor(numbers).int()})
+    assert torch.equal(it.k_cache, before)
+
+
+@pytest.mark.parametrize(
     "wrong", [{"softmax_scale": -1.0}, {"softcap": -1.0}, {"num_splits": "all"}, {"dtype": True}]
 )
 def test_what_is_refused_changes_no_cache(rng, wrong):

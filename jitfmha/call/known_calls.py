@@ -1,4 +1,4 @@
-"""Calls of rows, heads and products that were there before, which skip all checks."""
+"""Calls of functions beside ``fmha_fwd`` that were there before, which skip the checks."""
 
 from __future__ import annotations
 

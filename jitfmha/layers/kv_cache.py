@@ -7,12 +7,14 @@ github.com/Dao-AILab/flash-attention. It ends in :func:`jitfmha.fmha_fwd`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..call.interface import OFF, fmha_fwd
+from ..call.known_calls import looked_up
 from ..call.pytorch.autocast import under_autocast
 from ..call.run import prepared_call
 from ..problem.arguments import Arguments, Options, is_of_tokens
@@ -35,6 +37,7 @@ from .peer_values import (
     as_softcap,
     as_softmax_scale,
     as_window,
+    sums_of,
     window_pair,
     with_contiguous_rows,
 )
@@ -111,158 +114,66 @@ def flash_attn_with_kvcache(
             on, because there is no backward pass.
     """
     refuse_grad("flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
-    causal, window = as_flag("causal", causal), as_window(window_size)
-    cache = _Cache.of(q, k_cache, v_cache, cache_batch_idx, cache_leftpad, block_table)
-    cache = cache.with_scales(k_descale, v_descale)
-    seqlens_k = _seqlens(cache, cache_seqlens, k)
-    if (rotary_cos is None) != (rotary_sin is None):
-        raise ValueError("rotary_cos and rotary_sin go together; one of them is missing")
-    if k is not None or v is not None:
-        k, v = _checked_new(cache, k, v)
-        lengths_k = seqlens_k + k.shape[1]
-    elif rotary_cos is not None:
-        raise ValueError(f"rotary_cos ({describe(rotary_cos)}) needs k and v, which are missing")
-    else:
-        lengths_k = seqlens_k
-    if cache_leftpad is not None:
-        lengths_k = lengths_k - cache_leftpad
-    where = cache.where_keys_lie()
-    batch, seqlen_q, heads_q, _ = q.shape
-    options: Options = {
-        "softmax_scale": as_softmax_scale(softmax_scale),
-        "mask": 2 if causal else 0,
-        "window_size": window_pair(*window[:2]),
-        "sink_size": window[2],
-        "logit_softcap": as_softcap("softcap", softcap) or OFF,
-        "alibi_slopes": alibi_slopes,
-        "cu_seqlens_q": starts_in_batch(batch, seqlen_q, q.device),
-        "cu_seqlens_k": torch.nn.functional.pad(lengths_k.cumsum(0, dtype=torch.int32), (1, 0)),
-        "cu_seqlens_k_padded": where.starts,
-        "block_table": where.block_table,
-        "num_splits": as_int("num_splits", num_splits) or OFF,
-        "max_seqlen_q": seqlen_q,
-        "q_descale": q_descale,
-        "k_descale": where.k_descale,
-        "v_descale": where.v_descale,
-    }
-    return_lse = as_flag("return_softmax_lse", return_softmax_lse)
-    rows = with_contiguous_rows(q.flatten(0, 1))
-    if k is not None and v is not None:
-        # What is refused changes no cache.
-        given = {**options, "return_lse": return_lse}
-        _refuse_unserved(Arguments.of(rows, where.keys, where.values, given))
-        rotary = None
-        if rotary_cos is not None and rotary_sin is not None:
-            interleaved = as_flag("rotary_interleaved", rotary_interleaved)
-            rotary = Rotary(rotary_cos, rotary_sin, interleaved)
-        q_moves = causal or window[:2] != (-1, -1)
-        q = cache.append(q, k, v, seqlens_k, rotary, q_moves=q_moves)
-        rows = with_contiguous_rows(q.flatten(0, 1))
-        if cache.leftpad is not None:
-            # Those that were copied do not have the new ones yet.
-            where = cache.where_keys_lie()
-    result = fmha_fwd(rows, where.keys, where.values, return_lse=return_lse, **options)
-    if isinstance(result, Tensor):
-        return result.view(batch, seqlen_q, *result.shape[1:])
-    out, lse = result
-    by_batch = lse.view(heads_q, batch, seqlen_q).transpose(0, 1)
-    return out.view(batch, seqlen_q, *out.shape[1:]), by_batch
+    length = None
+    if not isinstance(cache_seqlens, Tensor) or cache_seqlens.dim() == 0:
+        length = None if cache_seqlens is None else as_int("cache_seqlens", cache_seqlens)
+        cache_seqlens = None
+    choices = _Choices(
+        as_softmax_scale(softmax_scale),
+        as_flag("causal", causal),
+        as_window(window_size),
+        as_softcap("softcap", softcap),
+        as_flag("rotary_interleaved", rotary_interleaved),
+        as_int("num_splits", num_splits),
+        as_flag("return_softmax_lse", return_softmax_lse),
+    )
+    call = _Call(
+        *(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx),
+        *(cache_leftpad, block_table, alibi_slopes, q_descale, k_descale, v_descale),
+    )
+    given = [x for x in call if x is not None]
+    if is_watched(q, k_cache, v_cache, *given) or is_any_autocast_enabled():
+        return _Step((call, choices))(call, length)
+    step = looked_up("kv_cache", choices, call, _Step, (call, choices))
+    result: Tensor | tuple[Tensor, Tensor] = step(call, length)
+    return result
 
 
-def _refuse_unserved(arguments: Arguments) -> None:
-    """Raise what ``fmha_fwd`` would, and run nothing."""
-    if not (is_watched(*arguments[:3]) or is_any_autocast_enabled()):
-        prepared_call(arguments)
-    elif not torch.compiler.is_compiling():
-        make_problem(under_autocast(arguments))
+class _Choices(NamedTuple):
+    """What a call says beside its tensors."""
+
+    softmax_scale: float | None
+    causal: bool
+    window: tuple[int, int, int]
+    softcap: float
+    rotary_interleaved: bool
+    num_splits: int
+    return_lse: bool
 
 
-class _WhereKeysLie(NamedTuple):
-    """Keys, values and their scales as ``fmha_fwd`` takes them: rows and ``starts``, or pages."""
+class _Call(NamedTuple):
+    """The tensors of a call."""
 
-    keys: Tensor
-    values: Tensor
-    starts: Tensor | None
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    k: Tensor | None
+    v: Tensor | None
+    rotary_cos: Tensor | None
+    rotary_sin: Tensor | None
+    cache_seqlens: Tensor | None
+    cache_batch_idx: Tensor | None
+    cache_leftpad: Tensor | None
     block_table: Tensor | None
+    alibi_slopes: Tensor | None
+    q_descale: Tensor | None
     k_descale: Tensor | None
     v_descale: Tensor | None
-
-
-class _Cache(NamedTuple):
-    """The caches, and where each sequence of q has its keys in them."""
-
-    k: Tensor
-    v: Tensor
-    batch: int
-    batch_idx: Tensor | None
-    leftpad: Tensor | None
-    block_table: Tensor | None
-    k_descale: Tensor | None = None
-    v_descale: Tensor | None = None
-
-    @classmethod
-    def of(
-        cls,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        batch_idx: Tensor | None,
-        leftpad: Tensor | None,
-        block_table: Tensor | None,
-    ) -> _Cache:
-        """Checked: shapes, and on the CPU also indices."""
-        caches: tuple[tuple[str, Tensor], ...] = (("k_cache", k), ("v_cache", v))
-        may_be_packed = isinstance(block_table, Tensor)
-        for name, x in (("q", q), *caches):
-            dimensions = (4, PACKED_DIMENSIONS) if may_be_packed and x is not q else (4,)
-            if not isinstance(x, Tensor) or x.dim() not in dimensions:
-                or_packed = ", or with a block_table the five of packed pages" if x is not q else ""
-                raise ValueError(f"{name} is {describe(x)}; expected four dimensions{or_packed}")
-        for name, x in caches:
-            if are_packed(k) or are_packed(v):
-                check_packed_shape(name, x)
-            elif x.stride(-1) != 1:
-                raise ValueError(f"{name} has strides {x.stride()}; the last one must be 1")
-        shape_k, shape_v = shape_of_keys(k), shape_of_values(v)
-        if shape_k[:3] != shape_v[:3]:
-            raise ValueError(
-                f"k_cache has shape {tuple(shape_k)}, v_cache {tuple(shape_v)}; all but the last "
-                "dimension agree"
-            )
-        batch = q.shape[0]
-        _check_indices("cache_batch_idx", batch_idx, (batch,), k.shape[0])
-        _check_indices("cache_leftpad", leftpad, (batch,), shape_k[1] + 1)
-        if block_table is not None:
-            for name, other in (("cache_batch_idx", batch_idx), ("cache_leftpad", leftpad)):
-                if other is not None:
-                    raise ValueError(f"{name} ({describe(other)}) does not go with a block_table")
-            _check_indices("block_table", block_table, (batch, None), None)
-        elif batch_idx is None and k.shape[0] != batch:
-            raise ValueError(
-                f"k_cache has shape {tuple(k.shape)}; without cache_batch_idx it has the batch of "
-                f"q, which is {batch}"
-            )
-        return cls(k, v, batch, batch_idx, leftpad, block_table)
-
-    def with_scales(self, k_descale: Tensor | None, v_descale: Tensor | None) -> _Cache:
-        """The caches with what they are multiplied with; shapes of those of tokens are checked."""
-        shapes = zip(("k", "v"), (k_descale, v_descale), self.shapes, strict=True)
-        for name, x, shape in shapes:
-            if x is None:
-                continue
-            if not isinstance(x, Tensor):
-                raise not_a_tensor(f"{name}_descale", x)
-            if is_of_tokens(x) and x.shape != (*shape[:-1], 1):
-                raise ValueError(
-                    f"{name}_descale has shape {tuple(x.shape)}; scales of tokens have the shape "
-                    f"of {name}_cache with 1 in the end, which is {(*shape[:-1], 1)}"
-                )
-        return self._replace(k_descale=k_descale, v_descale=v_descale)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Those of keys and values in rows."""
-        return shape_of_keys(self.k), shape_of_values(self.v)
+        return shape_of_keys(self.k_cache), shape_of_values(self.v_cache)
 
     @property
     def capacity(self) -> int:
@@ -273,39 +184,48 @@ class _Cache(NamedTuple):
     def described(self) -> str:
         """Where a sequence has its keys, in words."""
         if self.block_table is None:
-            return f"k_cache ({describe(self.k)})"
+            return f"k_cache ({describe(self.k_cache)})"
         return f"a row of block_table ({describe(self.block_table)})"
 
-    def append(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        seqlens_k: Tensor,
-        rotary: Rotary | None,
-        *,
-        q_moves: bool,
-    ) -> Tensor:
-        """Write new keys and values, rotated, behind the ``seqlens_k (b,)`` that are there.
+    @property
+    def sequences(self) -> Tensor:
+        """Which sequences of the caches those of q are."""
+        if self.cache_batch_idx is not None:
+            return self.cache_batch_idx.long()
+        return torch.arange(self.q.shape[0], device=self.k_cache.device)
+
+    def seqlens(self, length: int | None) -> Tensor:
+        """How many keys the caches hold, int32 ``(b,)``; ``length``, or all, where none is said."""
+        if self.cache_seqlens is not None:
+            return self.cache_seqlens
+        keys = self.capacity if length is None else length
+        return torch.full(self.q.shape[:1], keys, dtype=torch.int32, device=self.k_cache.device)
+
+    def append(self, seqlens: Tensor, rotary: Rotary | None, *, q_moves: bool) -> Tensor:
+        """Write new keys and values, rotated, behind the ``seqlens (b,)`` that are there.
 
         Returns q, rotated; without ``q_moves`` each by the first position of its sequence.
         """
+        q, k, v = self.q, self.k, self.v
+        assert k is not None
+        assert v is not None
         if rotary is not None and (q.dtype != k.dtype or q.dtype not in HEAD_DTYPES):
-            k = rotary.rotated("k", k, seqlens_k, moves=True)
-            q = rotary.rotated("q", q, seqlens_k, moves=q_moves)
+            k = rotary.rotated("k", k, seqlens, moves=True)
+            q = rotary.rotated("q", q, seqlens, moves=q_moves)
             rotary = None
         given = [with_contiguous_rows(x) for x in (k, v)]
-        caches = [self.k, self.v]
+        caches = [self.k_cache, self.v_cache]
         if k.dtype not in HEAD_DTYPES:  # bytes, which are copied as they are
             given, caches = ([x.view(torch.int8) for x in pair] for pair in (given, caches))
-        scales = (self.k_descale, self.v_descale) if k.dtype != self.k.dtype else (None, None)
+        is_rounded = k.dtype != self.k_cache.dtype
+        scales = (self.k_descale, self.v_descale) if is_rounded else (None, None)
         if any(is_of_tokens(x) for x in scales):
             raise NotImplementedError(
-                f"k has dtype {k.dtype} and the cache {self.k.dtype} with scales of tokens; round "
-                "new keys and values, and write their scales, before"
+                f"k has dtype {k.dtype} and the cache {self.k_cache.dtype} with scales of tokens; "
+                "round new keys and values, and write their scales, before"
             )
         turned = None if rotary is None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        shared: dict[str, Any] = {"cache_seqlens": seqlens_k, "q_moves": q_moves}
+        shared: dict[str, Any] = {"cache_seqlens": seqlens, "q_moves": q_moves}
         if rotary is not None:
             shared |= rotary.tables()
         rows = None if turned is None else with_contiguous_rows(q)
@@ -321,7 +241,7 @@ class _Cache(NamedTuple):
                 k_cache=caches[0],
                 v_cache=caches[1],
                 block_table=self.block_table,
-                cache_batch_idx=self.batch_idx,
+                cache_batch_idx=self.cache_batch_idx,
                 k_scale=scales[0],
                 v_scale=scales[1],
                 **shared,
@@ -329,49 +249,179 @@ class _Cache(NamedTuple):
         )
         return q if turned is None else turned
 
-    def where_keys_lie(self) -> _WhereKeysLie:
+
+class _WhereKeysLie(NamedTuple):
+    """Keys, values and their scales as ``fmha_fwd`` takes them: rows and ``starts``, or pages."""
+
+    keys: Tensor
+    values: Tensor
+    starts: Tensor | None
+    block_table: Tensor | None
+    k_descale: Tensor | None
+    v_descale: Tensor | None
+
+
+class _Step:
+    """Calls with the same choices and with tensors of the same layouts, which are checked.
+
+    What tensors hold is checked with every call, where it can be read.
+    """
+
+    def __init__(self, given: tuple[_Call, _Choices]) -> None:
+        call, self._choices = given
+        _check_caches(call)
+        _check_scales(call)
+        _check_new(call)
+        q, caches = call.q, [call.k_cache, call.v_cache]
+        self._batch, self._seqlen_q, self._heads_q, _ = q.shape
+        self._new = 0 if call.k is None else call.k.shape[1]
+        self._capacity = call.capacity
+        left, right, sink_size = self._choices.window
+        self._q_moves = self._choices.causal or (left, right) != (-1, -1)
+        self._options: Options = {
+            "softmax_scale": self._choices.softmax_scale,
+            "mask": 2 if self._choices.causal else 0,
+            "window_size": window_pair(left, right),
+            "sink_size": sink_size,
+            "logit_softcap": self._choices.softcap or OFF,
+            "num_splits": self._choices.num_splits or OFF,
+            "max_seqlen_q": self._seqlen_q,
+        }
+        numbers = call.cache_seqlens, call.cache_batch_idx, call.cache_leftpad
+        self._can_read = all(can_be_read(x) for x in (call.k_cache, *numbers) if x is not None)
+        scales = [x for x in (call.k_descale, call.v_descale) if is_of_tokens(x)]
+        self._is_in_rows = call.cache_batch_idx is None and all(
+            map(_lies_in_rows, (*caches, *scales))
+        )
+        self._starts: dict[int, Tensor] = {}
+        self._is_served = False
+
+    def __call__(self, call: _Call, length: int | None) -> Tensor | tuple[Tensor, Tensor]:
+        sums = self._sums_of_keys(call, length)
+        where = self._where_keys_lie(call)
+        q = call.q
+        options: Options = {
+            **self._options,
+            "alibi_slopes": call.alibi_slopes,
+            "cu_seqlens_q": self._starts_of(self._seqlen_q, q),
+            "cu_seqlens_k": sums,
+            "cu_seqlens_k_padded": where.starts,
+            "block_table": where.block_table,
+            "q_descale": call.q_descale,
+            "k_descale": where.k_descale,
+            "v_descale": where.v_descale,
+        }
+        return_lse = self._choices.return_lse
+        rows = with_contiguous_rows(q.flatten(0, 1))
+        if call.k is not None:
+            if not self._is_served:
+                # What is refused changes no cache.
+                given = {**options, "return_lse": return_lse}
+                _refuse_unserved(Arguments.of(rows, where.keys, where.values, given))
+                self._is_served = True
+            rotary = None
+            if call.rotary_cos is not None and call.rotary_sin is not None:
+                interleaved = self._choices.rotary_interleaved
+                rotary = Rotary(call.rotary_cos, call.rotary_sin, interleaved)
+            q = call.append(call.seqlens(length), rotary, q_moves=self._q_moves)
+            rows = with_contiguous_rows(q.flatten(0, 1))
+            if call.cache_leftpad is not None:
+                # Those that were copied do not have the new ones yet.
+                where = self._where_keys_lie(call)
+        result = fmha_fwd(rows, where.keys, where.values, return_lse=return_lse, **options)
+        if isinstance(result, Tensor):
+            return result.view(self._batch, self._seqlen_q, *result.shape[1:])
+        out, lse = result
+        by_batch = lse.view(self._heads_q, self._batch, self._seqlen_q).transpose(0, 1)
+        return out.view(self._batch, self._seqlen_q, *out.shape[1:]), by_batch
+
+    def _sums_of_keys(self, call: _Call, length: int | None) -> Tensor:
+        """The prefix sums of how many keys each sequence has, with those that are new.
+
+        Raises ``ValueError`` for numbers that are out of range.
+        """
+        given, places, pads = call.cache_seqlens, call.cache_batch_idx, call.cache_leftpad
+        if given is None and length is None and call.k is not None:
+            raise ValueError("cache_seqlens is missing; with k and v it says where to write them")
+        if not self._can_read:
+            lengths = call.seqlens(length) + self._new
+            return sums_of(lengths if pads is None else lengths - pads)
+        held = [self._capacity if length is None else length] * self._batch
+        if given is not None:
+            held = given.tolist()
+        for number in held:
+            if not 0 <= number <= self._capacity - self._new:
+                raise ValueError(
+                    f"cache_seqlens holds {number}, and k has {self._new} more keys; "
+                    f"{call.described} has room for {self._capacity}"
+                )
+        if places is not None:
+            _check_numbers("cache_batch_idx", places, call.k_cache.shape[0])
+        if pads is not None:
+            _check_numbers("cache_leftpad", pads, self._capacity + 1)
+            pairs = [*zip(held, pads.tolist(), strict=True)]
+            for sequence, (keys, pad) in enumerate(pairs):
+                if pad > keys:
+                    raise ValueError(
+                        f"cache_leftpad is {pad} for sequence {sequence}, which has {keys} keys"
+                    )
+            held = [keys - pad for keys, pad in pairs]
+        ends = accumulate([number + self._new for number in held], initial=0)
+        return torch.tensor([*ends], dtype=torch.int32, device="cpu")
+
+    def _starts_of(self, seqlen: int, x: Tensor) -> Tensor:
+        """Where sequences of one length start; on a host they are kept."""
+        starts = self._starts.get(seqlen)
+        if starts is None:
+            starts = starts_in_batch(self._batch, seqlen, x.device)
+            if self._can_read:
+                self._starts[seqlen] = starts
+        return starts
+
+    def _where_keys_lie(self, call: _Call) -> _WhereKeysLie:
         """Nothing is copied but, with ``leftpad``, where strides leave no other way."""
-        table = self.block_table
+        table, pads = call.block_table, call.cache_leftpad
         if table is not None:
             contiguous = table if table.stride(-1) == 1 else table.contiguous()
-            return self._lying(lambda x: x, None, contiguous)
-        scales = [x for x in (self.k_descale, self.v_descale) if is_of_tokens(x)]
-        is_in_rows = self.batch_idx is None and all(map(_lies_in_rows, (self.k, self.v, *scales)))
+            return _lying(call, lambda x: x, None, contiguous)
         # Rows start where the first sequence does, which a trace does not know.
-        if is_in_rows and (self.leftpad is None or not torch.compiler.is_compiling()):
-            return self._rows()
-        if self.leftpad is None:  # each sequence is one page
-            return self._lying(lambda x: x, None, self._sequences()[:, None].int())
+        if self._is_in_rows and (pads is None or not torch.compiler.is_compiling()):
+            return self._rows(call)
+        if pads is None:  # each sequence is one page
+            return _lying(call, lambda x: x, None, call.sequences[:, None].int())
         # Sequences do not start with a page, but where each key is one.
-        capacity = self.capacity
-        place = torch.arange(capacity, device=self.k.device) + self.leftpad[:, None]
-        pages = self._sequences()[:, None] * capacity + place.clamp(max=capacity - 1)
-        return self._lying(lambda x: x.flatten(0, 1)[:, None], None, pages.int())
+        place = torch.arange(self._capacity, device=call.k_cache.device) + pads[:, None]
+        pages = call.sequences[:, None] * self._capacity + place.clamp(max=self._capacity - 1)
+        return _lying(call, lambda x: x.flatten(0, 1)[:, None], None, pages.int())
 
-    def _rows(self) -> _WhereKeysLie:
-        skipped = 0
-        starts = starts_in_batch(self.batch, self.k.shape[1], self.k.device)
-        if self.leftpad is not None and self.batch > 0:
-            # Where rows are checked the first sequence starts at the first one; kernels do without.
-            skipped = int(self.leftpad[0]) if can_be_read(self.leftpad) else 0
-            starts[:-1] += self.leftpad
-            starts -= skipped
-        return self._lying(lambda x: x.flatten(0, 1)[skipped:], starts, None)
+    def _rows(self, call: _Call) -> _WhereKeysLie:
+        starts, pads = self._starts_of(self._capacity, call.k_cache), call.cache_leftpad
+        if pads is None or self._batch == 0:
+            return _lying(call, lambda x: x.flatten(0, 1), starts, None)
+        # Where rows are checked the first sequence starts at the first one; kernels do without.
+        skipped = int(pads[0]) if can_be_read(pads) else 0
+        starts = starts - skipped
+        starts[:-1] += pads
+        return _lying(call, lambda x: x.flatten(0, 1)[skipped:], starts, None)
 
-    def _lying(
-        self,
-        rows_of: Callable[[Tensor], Tensor],
-        starts: Tensor | None,
-        block_table: Tensor | None,
-    ) -> _WhereKeysLie:
-        """What ``rows_of`` gives of the caches and of what has their shape."""
-        scales = [rows_of(x) if is_of_tokens(x) else x for x in (self.k_descale, self.v_descale)]
-        return _WhereKeysLie(rows_of(self.k), rows_of(self.v), starts, block_table, *scales)
 
-    def _sequences(self) -> Tensor:
-        if self.batch_idx is not None:
-            return self.batch_idx.long()
-        return torch.arange(self.batch, device=self.k.device)
+def _refuse_unserved(arguments: Arguments) -> None:
+    """Raise what ``fmha_fwd`` would, and run nothing."""
+    if not (is_watched(*arguments[:3]) or is_any_autocast_enabled()):
+        prepared_call(arguments)
+    elif not torch.compiler.is_compiling():
+        make_problem(under_autocast(arguments))
+
+
+def _lying(
+    call: _Call,
+    rows_of: Callable[[Tensor], Tensor],
+    starts: Tensor | None,
+    block_table: Tensor | None,
+) -> _WhereKeysLie:
+    """What ``rows_of`` gives of the caches and of what has their shape."""
+    scales = [rows_of(x) if is_of_tokens(x) else x for x in (call.k_descale, call.v_descale)]
+    return _WhereKeysLie(rows_of(call.k_cache), rows_of(call.v_cache), starts, block_table, *scales)
 
 
 def _lies_in_rows(x: Tensor) -> bool:
@@ -425,42 +475,72 @@ class Rotary(NamedTuple):
         return torch.cat([turned.to(x.dtype), x[..., width:]], dim=-1)
 
 
-def _seqlens(cache: _Cache, cache_seqlens: int | Tensor | None, k: Tensor | None) -> Tensor:
-    """How many keys each sequence has in the cache, int32 ``(b,)``."""
-    if cache_seqlens is None and k is not None:
-        raise ValueError("cache_seqlens is missing; with k and v it says where to write them")
-    if not isinstance(cache_seqlens, Tensor) or cache_seqlens.dim() == 0:
-        length = cache.capacity
-        if cache_seqlens is not None:
-            length = as_int("cache_seqlens", cache_seqlens)
-        cache_seqlens = torch.full((cache.batch,), length, dtype=torch.int32, device=cache.k.device)
-    new = k.shape[1] if isinstance(k, Tensor) and k.dim() == 4 else 0
-    _check_indices("cache_seqlens", cache_seqlens, (cache.batch,), None)
-    if can_be_read(cache_seqlens) and cache.batch > 0:
-        for number in (int(cache_seqlens.min()), int(cache_seqlens.max())):
-            if not 0 <= number <= cache.capacity - new:
-                raise ValueError(
-                    f"cache_seqlens holds {number}, and k has {new} more keys; {cache.described} "
-                    f"has room for {cache.capacity}"
-                )
-    if cache.leftpad is not None and can_be_read(cache.leftpad):
-        behind = cache.leftpad > cache_seqlens
-        if behind.any():
-            at = int(behind.nonzero()[0])
+def _check_caches(call: _Call) -> None:
+    q, table, batch_idx = call.q, call.block_table, call.cache_batch_idx
+    caches: tuple[tuple[str, Tensor], ...] = (("k_cache", call.k_cache), ("v_cache", call.v_cache))
+    may_be_packed = isinstance(table, Tensor)
+    for name, x in (("q", q), *caches):
+        dimensions = (4, PACKED_DIMENSIONS) if may_be_packed and x is not q else (4,)
+        if not isinstance(x, Tensor) or x.dim() not in dimensions:
+            or_packed = ", or with a block_table the five of packed pages" if x is not q else ""
+            raise ValueError(f"{name} is {describe(x)}; expected four dimensions{or_packed}")
+    for name, x in caches:
+        if any(are_packed(each) for _, each in caches):
+            check_packed_shape(name, x)
+        elif x.stride(-1) != 1:
+            raise ValueError(f"{name} has strides {x.stride()}; the last one must be 1")
+    shape_k, shape_v = call.shapes
+    if shape_k[:3] != shape_v[:3]:
+        raise ValueError(
+            f"k_cache has shape {tuple(shape_k)}, v_cache {tuple(shape_v)}; all but the last "
+            "dimension agree"
+        )
+    batch = q.shape[0]
+    others = ("cache_batch_idx", batch_idx), ("cache_leftpad", call.cache_leftpad)
+    for name, other in (("cache_seqlens", call.cache_seqlens), *others):
+        _check_indices(name, other, (batch,))
+    if table is not None:
+        for name, other in others:
+            if other is not None:
+                raise ValueError(f"{name} ({describe(other)}) does not go with a block_table")
+        _check_indices("block_table", table, (batch, None))
+    elif batch_idx is None and call.k_cache.shape[0] != batch:
+        raise ValueError(
+            f"k_cache has shape {tuple(call.k_cache.shape)}; without cache_batch_idx it has the "
+            f"batch of q, which is {batch}"
+        )
+
+
+def _check_scales(call: _Call) -> None:
+    """Check what the caches are multiplied with, and the shapes of those of tokens."""
+    shapes = zip(("k", "v"), (call.k_descale, call.v_descale), call.shapes, strict=True)
+    for name, x, shape in shapes:
+        if x is None:
+            continue
+        if not isinstance(x, Tensor):
+            raise not_a_tensor(f"{name}_descale", x)
+        if is_of_tokens(x) and x.shape != (*shape[:-1], 1):
             raise ValueError(
-                f"cache_leftpad is {int(cache.leftpad[at])} for sequence {at}, which has "
-                f"{int(cache_seqlens[at])} keys"
+                f"{name}_descale has shape {tuple(x.shape)}; scales of tokens have the shape "
+                f"of {name}_cache with 1 in the end, which is {(*shape[:-1], 1)}"
             )
-    return cache_seqlens
 
 
-def _checked_new(cache: _Cache, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor]:
+def _check_new(call: _Call) -> None:
+    k, v = call.k, call.v
+    if (call.rotary_cos is None) != (call.rotary_sin is None):
+        raise ValueError("rotary_cos and rotary_sin go together; one of them is missing")
+    if k is None and v is None:
+        if call.rotary_cos is not None:
+            given = describe(call.rotary_cos)
+            raise ValueError(f"rotary_cos ({given}) needs k and v, which are missing")
+        return
     if k is None or v is None:
         raise ValueError(f"k and v go together; {'k' if k is None else 'v'} is missing")
-    caches = zip(("k", "v"), (k, v), (cache.k, cache.v), cache.shapes, strict=True)
+    caches = zip(("k", "v"), (k, v), (call.k_cache, call.v_cache), call.shapes, strict=True)
     for name, x, whole, shape in caches:
         rows = k.shape[1] if isinstance(k, Tensor) and k.dim() == 4 else None
-        expected = (cache.batch, rows, *shape[2:])
+        expected = (call.q.shape[0], rows, *shape[2:])
         if not isinstance(x, Tensor) or tuple(x.shape) != expected:
             raise ValueError(
                 f"{name} is {describe(x)}; expected (batch, new keys, heads, hdim), which is "
@@ -469,13 +549,10 @@ def _checked_new(cache: _Cache, k: Tensor | None, v: Tensor | None) -> tuple[Ten
         is_rounded = x.dtype in HEAD_DTYPES and whole.dtype in CACHE_DTYPES
         if x.dtype != whole.dtype and not is_rounded:
             raise TypeError(f"{name} has dtype {x.dtype}; {name}_cache has {whole.dtype}")
-    return k, v
 
 
-def _check_indices(
-    name: str, x: Tensor | None, shape: tuple[int | None, ...], below: int | None
-) -> None:
-    """Check an int32 tensor of numbers from 0; None in ``shape`` and ``below`` is anything."""
+def _check_indices(name: str, x: Tensor | None, shape: tuple[int | None, ...]) -> None:
+    """Check an int32 tensor; None in ``shape`` is anything."""
     if x is None:
         return
     if not isinstance(x, Tensor) or x.dtype != torch.int32:
@@ -485,9 +562,10 @@ def _check_indices(
     )
     if not fits:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {shape}")
-    if below is None or not can_be_read(x) or x.numel() == 0:
-        return
-    for number in (int(x.min()), int(x.max())):
+
+
+def _check_numbers(name: str, x: Tensor, below: int) -> None:
+    for number in x.tolist():
         if not 0 <= number < below:
             raise ValueError(f"{name} holds {number}; it must be from 0 to {below - 1}")
 
