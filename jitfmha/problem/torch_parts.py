@@ -150,6 +150,15 @@ def register_autograd(
         )
 
 
+def plain_apply(function: Any) -> Callable[..., Any]:
+    """``function.apply`` for calls inside of no transform, past what torch does for these."""
+    try:
+        apply: Callable[..., Any] = super(torch.autograd.Function, function).apply
+    except AttributeError:
+        return function.apply  # type: ignore[no-any-return]
+    return apply
+
+
 def apply_at_one_level(function: Any, given: tuple[Any, ...]) -> Any:
     """``function.apply``; inside of torch.func.grad at one of its levels."""
     with enable_single_level_autograd_function():

@@ -25,6 +25,7 @@ from ...problem.torch_parts import (
     apply_at_one_level,
     below_autograd,
     is_watched,
+    plain_apply,
     refuse_tangents,
     register_autograd,
 )
@@ -142,6 +143,7 @@ class _EagerAttention(torch.autograd.Function):
         return *differentiate(new_tuple(BackwardArguments, given + choices)), None, None
 
 
+_attend = plain_apply(_EagerAttention)
 _OUT_FIELD, _RETURN_LSE_FIELD = map(Arguments._fields.index, ("out", "return_lse"))
 _NESTED = tuple(
     map(Arguments._fields.index, ("cu_seqlens", "descales", "modifiers", "dropout", "keys"))
@@ -195,11 +197,10 @@ def attend(arguments: Arguments, deterministic: bool | None) -> tuple[Tensor, Te
     if descales is not None or modifiers is not None or keys is not None:
         _refuse_missing_gradients(arguments)
     if not return_lse:
-        arguments = arguments._replace(return_lse=True)
+        before, behind = arguments[:_RETURN_LSE_FIELD], arguments[_RETURN_LSE_FIELD + 1 :]
+        arguments = new_tuple(Arguments, (*before, True, *behind))
     bias, sink = (None, None) if modifiers is None else (modifiers.bias, modifiers.sink)
-    results: tuple[Tensor, Tensor] = _EagerAttention.apply(
-        q, k, v, bias, sink, arguments, deterministic
-    )  # type: ignore[no-untyped-call]
+    results: tuple[Tensor, Tensor] = _attend(q, k, v, bias, sink, arguments, deterministic)
     return results
 
 
