@@ -103,7 +103,7 @@ def attend(
             k, v, options["cu_seqlens_k_padded"] = _gathered(k, v, block_table, ends)
         else:
             options["block_table"] = with_contiguous_rows(block_table)
-    q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
+    q, k, v = [with_contiguous_rows(x) for x in (q, k, v)]
     rng_state = None
     if drop > 0 and with_rng_state and isinstance(q, Tensor):
         rng_state = options["rng_state"] = new_rng_state(q.device)

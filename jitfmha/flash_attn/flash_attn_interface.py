@@ -99,24 +99,13 @@ class Function(Protocol[P]):
     def __call__(self, *arguments: P.args, **named: P.kwargs) -> Tensor: ...
 
 
-# Of vLLM's function of this name. What is refused would change numbers.
-_REFUSED = ("dynamic_causal", "mask_mod", "aux_tensors")
-_WITHOUT_EFFECT = {"scheduler_metadata", "fa_version", "cp_rank", "cp_tot_seqused_k"}
+def _attending(declared: Callable[P, Attention]) -> Function[P]:
+    return cast("Function[P]", ends_in(_attend)(declared))
 
 
-def _attending(declared: Callable[P, Attention | tuple[Tensor, Tensor]]) -> Function[P]:
-    return cast("Function[P]", ends_in(_attend, sink="s_aux")(declared))
-
-
-def _attend(*, return_attn_probs: object, return_softmax_lse: object = False, **given: Any) -> Any:
+def _attend(*, return_attn_probs: object, with_lse: bool = False, **given: Any) -> Any:
     """What all six end in."""
     with_probs = as_flag("return_attn_probs", return_attn_probs)
-    with_lse = as_flag("return_softmax_lse", return_softmax_lse)
-    refuse_given(**{name: given.pop(name) for name in _REFUSED if name in given})
-    if as_int("cp_world_size", given.pop("cp_world_size", 1)) != 1:
-        raise NotImplementedError("cp_world_size is not 1: keys of other ranks are not known here")
-    for name in _WITHOUT_EFFECT & given.keys():
-        del given[name]
     out, lse, probabilities, _ = attend(
         with_lse=with_lse or with_probs,
         with_probabilities=with_probs,
@@ -126,6 +115,27 @@ def _attend(*, return_attn_probs: object, return_softmax_lse: object = False, **
     if with_probs:
         return out, lse, out.new_empty(0) if probabilities is None else probabilities
     return (out, lse) if with_lse else out
+
+
+# Of vLLM's function of this name. What is refused would change numbers.
+_REFUSED = ("dynamic_causal", "mask_mod", "aux_tensors")
+_WITHOUT_EFFECT = ("scheduler_metadata", "fa_version", "cp_rank", "cp_tot_seqused_k")
+
+
+def _attend_varlen(*, return_softmax_lse: object, cp_world_size: object, **given: Any) -> Any:
+    with_lse = as_flag("return_softmax_lse", return_softmax_lse)
+    refuse_given(**{name: given.pop(name) for name in _REFUSED})
+    if as_int("cp_world_size", cp_world_size) != 1:
+        raise NotImplementedError("cp_world_size is not 1: keys of other ranks are not known here")
+    for name in _WITHOUT_EFFECT:
+        del given[name]
+    return _attend(with_lse=with_lse, **given)
+
+
+def _attending_varlen(
+    declared: Callable[P, Attention | tuple[Tensor, Tensor]],
+) -> Function[P]:
+    return cast("Function[P]", ends_in(_attend_varlen, sink="s_aux")(declared))
 
 
 @_attending
@@ -181,7 +191,7 @@ def flash_attn_qkvpacked_func(
     """
 
 
-@_attending
+@_attending_varlen
 def flash_attn_varlen_func(
     q: Tensor, k: Tensor, v: Tensor,
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = None,

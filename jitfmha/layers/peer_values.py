@@ -47,11 +47,11 @@ def ends_in(core: Callable[..., R], **own_names: str) -> Callable[[Callable[P, R
         def call(*arguments: P.args, **named: P.kwargs) -> R:
             declared(*arguments, **named)  # what is missing or not known ends in Python's own error
             given = {**defaults, **dict(zip(names, arguments, strict=False)), **named}
-            if not own_names:
-                return core(**given)
             try:
                 return core(**given)
             except (TypeError, ValueError, NotImplementedError) as error:
+                if not own_names:
+                    raise
                 raise type(error)(_WORD.sub(own_name, str(error))) from error
 
         def own_name(word: re.Match[str]) -> str:
@@ -63,6 +63,7 @@ def ends_in(core: Callable[..., R], **own_names: str) -> Callable[[Callable[P, R
 
 
 _WORD = re.compile(r"(?<![\w.])[a-z]\w*(?!\w)")
+_STRIDED = torch.strided
 _PLAIN_TYPES = (int, float, torch.SymInt, torch.SymFloat)  # a bool is an int
 
 
@@ -219,6 +220,8 @@ def descales_of(
 
     A scale of one number may have any number of dimensions.
     """
+    if q_descale is k_descale is v_descale is None:
+        return {}
     scales = {"q_descale": (q, q_descale), "k_descale": (k, k_descale), "v_descale": (k, v_descale)}
     given = {}
     for name, (of, x) in scales.items():
@@ -277,7 +280,7 @@ def with_contiguous_rows(x: Tensor) -> Tensor:
 
     What is no strided tensor is refused later, as are dtypes of which torch makes no copy.
     """
-    if isinstance(x, Tensor) and x.layout == torch.strided and x.dim() > 0 and x.stride(-1) != 1:
+    if isinstance(x, Tensor) and x.layout is _STRIDED and x.dim() > 0 and x.stride(-1) != 1:
         with suppress(NotImplementedError):
             return x.contiguous()
     return x
