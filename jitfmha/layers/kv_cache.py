@@ -349,7 +349,7 @@ class _Step:
         held = [self._capacity if length is None else length] * self._batch
         if given is not None:
             held = given.tolist()
-        for number in held:
+        for number in (min(held), max(held)) if held else ():
             if not 0 <= number <= self._capacity - self._new:
                 raise ValueError(
                     f"cache_seqlens holds {number}, and k has {self._new} more keys; "
@@ -565,7 +565,8 @@ def _check_indices(name: str, x: Tensor | None, shape: tuple[int | None, ...]) -
 
 
 def _check_numbers(name: str, x: Tensor, below: int) -> None:
-    for number in x.tolist():
+    numbers = x.tolist()
+    for number in (min(numbers), max(numbers)) if numbers else ():
         if not 0 <= number < below:
             raise ValueError(f"{name} holds {number}; it must be from 0 to {below - 1}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import operator
 from collections.abc import Callable
 from enum import Enum
 from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
@@ -738,23 +739,22 @@ def check_cu_seqlens_values(
 def _check_side(side: str, plain: Tensor, padded: Tensor, max_seqlen: int | None, rows: int) -> int:
     """Check the prefix sums of q, or of k and v; returns how many rows the sequences have."""
     sums = plain.tolist()
-    lengths = [end - start for start, end in itertools.pairwise(sums)]
+    lengths = _lengths_of(sums)
     # The quick question first: every call comes by here.
     if sums[0] != 0 or (lengths and min(lengths) < 0):
         _check_sums(f"cu_seqlens_{side}", sums)
     used_rows: int = sums[-1]
     if padded is not plain:
         sums = padded.tolist()
-        name = f"cu_seqlens_{side}_padded"
-        _check_sums(name, sums)
-        for i, (length, (start, end)) in enumerate(
-            zip(lengths, itertools.pairwise(sums), strict=True)
-        ):
-            if end - start < length:
-                raise ValueError(
-                    f"{name} leaves {end - start} rows for sequence {i}, "
-                    f"which has {length} by cu_seqlens_{side}"
-                )
+        rooms = _lengths_of(sums)
+        if sums[0] != 0 or any(map(operator.lt, rooms, lengths)):
+            name = f"cu_seqlens_{side}_padded"
+            _check_sums(name, sums)
+            i = [*map(operator.lt, rooms, lengths)].index(True)
+            raise ValueError(
+                f"{name} leaves {rooms[i]} rows for sequence {i}, "
+                f"which has {lengths[i]} by cu_seqlens_{side}"
+            )
     if sums[-1] > rows:
         name = f"cu_seqlens_{side}" if padded is plain else f"cu_seqlens_{side}_padded"
         raise ValueError(f"{name} ends at {sums[-1]}, past the {rows} rows of {side}")
@@ -775,18 +775,24 @@ def _check_paged_side(cu_seqlens: CuSeqlens, page_size: int, block_table: Tensor
     pages, rows = [block_table.shape[-1]] * (len(sums) - 1), "a row of block_table"
     if are_lists(block_table):
         starts, rows = cu_seqlens.k_padded.tolist(), "its list in block_table"
-        pages = [end - start for start, end in itertools.pairwise(starts)]
+        pages = _lengths_of(starts)
         if min(pages, default=0) < 0 or starts[0] < 0 or starts[-1] > block_table.shape[0]:
             raise ValueError(
                 f"cu_seqlens_k_padded is {starts}; expected ascending numbers up to the "
                 f"{block_table.shape[0]} entries of block_table"
             )
-    for i, ((start, end), count) in enumerate(zip(itertools.pairwise(sums), pages, strict=True)):
-        if end - start > count * page_size:
-            raise ValueError(
-                f"sequence {i} has {end - start} keys by cu_seqlens_k; {rows} has room for "
-                f"{count * page_size} of them, {count} pages of {page_size}"
-            )
+    lengths, rooms = _lengths_of(sums), [count * page_size for count in pages]
+    if any(map(operator.lt, rooms, lengths)):
+        i = [*map(operator.lt, rooms, lengths)].index(True)
+        raise ValueError(
+            f"sequence {i} has {lengths[i]} keys by cu_seqlens_k; {rows} has room for {rooms[i]} "
+            f"of them, {pages[i]} pages of {page_size}"
+        )
+
+
+def _lengths_of(sums: list[int]) -> list[int]:
+    """What prefix sums are of."""
+    return [*map(operator.sub, sums[1:], sums)]  # a comprehension takes twice as long
 
 
 def _check_ndim(tensors: tuple[tuple[str, Tensor], ...], ndim: int, wanted: str) -> None:
