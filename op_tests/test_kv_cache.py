@@ -458,6 +458,14 @@ def test_numbers_of_known_calls_are_checked(rng, name, numbers, texts):
     assert torch.equal(it.k_cache, before)
 
 
+def test_more_keys_than_prefix_sums_hold():
+    """In pages that are all the same one."""
+    q, cache = torch.zeros(2, 1, 1, 32), torch.zeros(1, 1, 1, 32).expand(1, 2**12, 1, 32)
+    table = torch.zeros(1, 1, dtype=torch.int32).expand(2, 2**19)
+    with refused(ValueError, "all sequences", str(2**32), str(2**31 - 1)):
+        flash_attn_with_kvcache(q, cache, cache, block_table=table)
+
+
 @pytest.mark.parametrize(
     "wrong", [{"softmax_scale": -1.0}, {"softcap": -1.0}, {"num_splits": "all"}, {"dtype": True}]
 )
