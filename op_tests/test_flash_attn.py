@@ -1,5 +1,6 @@
 """flash-attn 2's functions: the meaning of their arguments, and their results."""
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,8 @@ from untyped import (
 )
 
 import jitfmha
+from jitfmha.flash_attn import flash_attn_interface
+from jitfmha.flash_attn.attend import attend
 from jitfmha.problem.float64_reference import attention
 
 GROUPS = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
@@ -32,6 +35,16 @@ REQUIRED = {
     "flash_attn_varlen_kvpacked_func": ["q", "kv", *GROUPS],
     "flash_attn_varlen_qkvpacked_func": ["qkv", "cu_seqlens", "max_seqlen"],
 }
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_defaults_are_those_of_what_all_end_in(name):
+    """Arguments that are left out are not passed on."""
+    ends_in = [attend, flash_attn_interface._attend, flash_attn_interface._attend_varlen]
+    expected = {n: p for each in ends_in for n, p in inspect.signature(each).parameters.items()}
+    for argument in inspect.signature(getattr(jitfmha, name)).parameters.values():
+        if argument.default is not argument.empty and argument.name in expected:
+            assert argument.default == expected[argument.name].default
 
 
 WINDOWS = [(-1, -1), (0, 0), (4, 9), (-1, 5), (7, -1), (30, 30), (200, 200)]

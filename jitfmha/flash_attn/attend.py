@@ -51,14 +51,14 @@ class Attended(NamedTuple):
 def attend(
     *,
     with_lse: bool,
-    with_probabilities: bool,
-    with_rng_state: bool,
-    dropout_p: object,
-    softmax_scale: object,
-    causal: object,
-    window_size: object,
-    softcap: object,
-    alibi_slopes: Tensor | None,
+    with_probabilities: bool = False,
+    with_rng_state: bool = False,
+    dropout_p: object = 0.0,
+    softmax_scale: object = None,
+    causal: object = False,
+    window_size: object = OPEN_WINDOW,
+    softcap: object = 0.0,
+    alibi_slopes: Tensor | None = None,
     deterministic: object = False,
     block_table: Tensor | None = None,
     s_aux: Tensor | None = None,
@@ -76,8 +76,6 @@ def attend(
     q, k, v = _tensors(given, is_group=bool(lengths))
     if q_v is not None:
         q, k = _of_latent(q, k, v, q_v)
-    if window_size is None and "seqused_k" in given:  # as vLLM has it
-        window_size = OPEN_WINDOW
     left, right, sink_size = as_window(window_size)
     drop = as_dropout_p(dropout_p)
     options: Options = {
@@ -122,13 +120,13 @@ def attend(
 def _lengths(given: Mapping[str, Any], is_paged: bool) -> Options:
     """Prefix sums and longest lengths as ``fmha_fwd`` takes them; empty in batch mode."""
     if "cu_seqlens" in given:
-        sums, longest = given["cu_seqlens"], as_length("max_seqlen", given["max_seqlen"])
+        sums, longest = given["cu_seqlens"], as_length("max_seqlen", given.get("max_seqlen"))
         require_cu_seqlens(cu_seqlens=sums)
         sums_q, sums_k, longest_q, longest_k = sums, sums, longest, longest
     elif "cu_seqlens_q" in given:
-        sums_q, sums_k = given["cu_seqlens_q"], given["cu_seqlens_k"]
-        longest_q = as_length("max_seqlen_q", given["max_seqlen_q"])
-        longest_k = as_length("max_seqlen_k", given["max_seqlen_k"])
+        sums_q, sums_k = given["cu_seqlens_q"], given.get("cu_seqlens_k")
+        longest_q = as_length("max_seqlen_q", given.get("max_seqlen_q"))
+        longest_k = as_length("max_seqlen_k", given.get("max_seqlen_k"))
     else:
         return {}
     options: Options = {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}

@@ -100,11 +100,11 @@ class Function(Protocol[P]):
 
 
 def _attending(declared: Callable[P, Attention]) -> Function[P]:
-    return cast("Function[P]", ends_in(_attend)(declared))
+    return cast("Function[P]", ends_in(_attend, False)(declared))
 
 
-def _attend(*, return_attn_probs: object, with_lse: bool = False, **given: Any) -> Any:
-    """What all six end in."""
+def _attend(*, return_attn_probs: object = False, with_lse: bool = False, **given: Any) -> Any:
+    """What all six end in, with what is given to them."""
     with_probs = as_flag("return_attn_probs", return_attn_probs)
     out, lse, probabilities, _ = attend(
         with_lse=with_lse or with_probs,
@@ -119,15 +119,17 @@ def _attend(*, return_attn_probs: object, with_lse: bool = False, **given: Any) 
 
 # Of vLLM's function of this name. What is refused would change numbers.
 _REFUSED = ("dynamic_causal", "mask_mod", "aux_tensors")
-_WITHOUT_EFFECT = ("scheduler_metadata", "fa_version", "cp_rank", "cp_tot_seqused_k")
+_WITHOUT_EFFECT = {"scheduler_metadata", "fa_version", "cp_rank", "cp_tot_seqused_k"}
 
 
-def _attend_varlen(*, return_softmax_lse: object, cp_world_size: object, **given: Any) -> Any:
+def _attend_varlen(
+    *, return_softmax_lse: object = False, cp_world_size: object = 1, **given: Any
+) -> Any:
     with_lse = as_flag("return_softmax_lse", return_softmax_lse)
-    refuse_given(**{name: given.pop(name) for name in _REFUSED})
+    refuse_given(**{name: given.pop(name) for name in _REFUSED if name in given})
     if as_int("cp_world_size", cp_world_size) != 1:
         raise NotImplementedError("cp_world_size is not 1: keys of other ranks are not known here")
-    for name in _WITHOUT_EFFECT:
+    for name in _WITHOUT_EFFECT & given.keys():
         del given[name]
     return _attend(with_lse=with_lse, **given)
 
@@ -135,7 +137,7 @@ def _attend_varlen(*, return_softmax_lse: object, cp_world_size: object, **given
 def _attending_varlen(
     declared: Callable[P, Attention | tuple[Tensor, Tensor]],
 ) -> Function[P]:
-    return cast("Function[P]", ends_in(_attend_varlen, sink="s_aux")(declared))
+    return cast("Function[P]", ends_in(_attend_varlen, False, sink="s_aux")(declared))
 
 
 @_attending

@@ -30,18 +30,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def ends_in(core: Callable[..., R], **own_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def ends_in(
+    core: Callable[..., R], fills_in: bool = True, /, **own_names: str
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a function of one that is declared only, with a signature and a docstring.
 
-    Its calls go to ``core`` with every argument by its name, those that were left out included.
-    ``own_names`` are what it calls arguments of the function that ``core`` ends in, whose errors
-    then say so.
+    Its calls go to ``core`` with every argument by its name, with ``fills_in`` those that were left
+    out included. ``own_names`` are what it calls arguments of the function that ``core`` ends in,
+    whose errors then say so.
     """
 
     def served(declared: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(declared).parameters
         names = tuple(parameters)
-        defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+        defaults = {}
+        if fills_in:
+            defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
 
         @functools.wraps(declared)
         def call(*arguments: P.args, **named: P.kwargs) -> R:
@@ -149,13 +153,14 @@ def as_window(window_size: object) -> tuple[int, int, int]:
         raise TypeError(
             f"window_size must be (left, right) or (left, right, sink_size), got {window_size!r}"
         )
-    sides = [as_window_side("window_size", side, window_size) for side in entries[:2]]
+    left = as_window_side("window_size", entries[0], window_size)
+    right = as_window_side("window_size", entries[1], window_size)
     sink_size = 0
     if len(entries) == 3:
         sink_size = as_int("window_size", entries[2])
         if not 0 <= sink_size <= INT64_MAX:
             raise ValueError(f"window_size={window_size!r}: sink_size is a number of keys")
-    return sides[0], sides[1], sink_size
+    return left, right, sink_size
 
 
 def as_window_side(name: str, side: object, given: object = None) -> int:
