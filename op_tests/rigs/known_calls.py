@@ -1,4 +1,5 @@
-"""What a small call costs under the patch of SDPA when one like it was there before, and torch's.
+"""What a small call costs when one like it was there before: under the patch of SDPA, torch's, and
+under the names of flash-attn.
 
 Run in op_tests/:  python -m rigs.known_calls [ROUNDS]
 
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from untyped import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 from jitfmha.integrations import sdpa
 
@@ -51,6 +53,30 @@ def main() -> None:
                 best[side] = min(best[side], (time.perf_counter() - start) / _CALLS * 1e6)
         torchs, ours = best
         print(f"{name}: {ours:.1f} us, torch {torchs:.1f} us, {torchs / ours:.2f}x", flush=True)
+    for name, own in _flash_attn(*(x.transpose(1, 2) for x in (q, k, v))).items():
+        best = [math.inf]
+        for _ in range(rounds):
+            start = time.perf_counter()
+            for _ in range(_CALLS):
+                own()
+            best.append((time.perf_counter() - start) / _CALLS * 1e6)
+        print(f"{name}: {min(best):.1f} us", flush=True)
+
+
+def _flash_attn(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], object]]:
+    sums, lengths = torch.tensor([0, 4], dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
+    packed, new = [x[0] for x in (q, k, v)], [x[:, :1] for x in (q, k, v)]
+    caches = [x.contiguous() for x in (k, v)]
+    return {
+        "flash_attn_func": lambda: flash_attn_func(q, k, v, causal=True),
+        "flash_attn_varlen_func": lambda: flash_attn_varlen_func(*packed, sums, sums, 4, 4),
+        "flash_attn_with_kvcache": lambda: flash_attn_with_kvcache(
+            new[0], *caches, cache_seqlens=lengths
+        ),
+        "flash_attn_with_kvcache, with a new key": lambda: flash_attn_with_kvcache(
+            *(new[0], *caches, *new[1:]), cache_seqlens=lengths
+        ),
+    }
 
 
 if __name__ == "__main__":
