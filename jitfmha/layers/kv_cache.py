@@ -21,6 +21,7 @@ from ..call.run import prepared_call
 from ..problem.arguments import Arguments, Options, is_of_tokens
 from ..problem.checks import (
     can_be_read,
+    check_layout,
     describe,
     not_a_tensor,
     refuse_grad,
@@ -546,6 +547,8 @@ def _check_new(call: _Call) -> None:
         raise ValueError(f"k and v go together; {'k' if k is None else 'v'} is missing")
     caches = zip(("k", "v"), (k, v), (call.k_cache, call.v_cache), call.shapes, strict=True)
     for name, x, whole, shape in caches:
+        if isinstance(x, Tensor):
+            check_layout(name, x)
         rows = k.shape[1] if isinstance(k, Tensor) and k.dim() == 4 else None
         expected = (call.q.shape[0], rows, *shape[2:])
         if not isinstance(x, Tensor) or tuple(x.shape) != expected:
