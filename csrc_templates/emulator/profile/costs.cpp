@@ -53,6 +53,7 @@ Cost cost_of(const Instruction& inst, const Rates& rates) {
   cost.unit = unit;
   cost.port = port_of(unit);
   cost.is_packed = unit == Unit::valu && is_packed_float32(inst);
+  cost.sees_other_units = sees_other_units(inst);
   cost.cycles = static_cast<u16>(unit == Unit::mfma ? mfma_passes(inst) * rates.matrix_pass
                                  : unit == Unit::transcendental ? rates.transcendental
                                                                 : rates.valu);

@@ -36,10 +36,11 @@ struct Cost {
   enum class Port : u8 { none, scalar, vector, memory };  // issue ports of a SIMD; LDS is memory
   Unit unit;
   Port port;
-  bool is_packed = false;  // packed float32, which needs what matrix instructions need
-  i8 priority = -1;        // that s_setprio sets
-  u16 cycles;              // that its unit is busy; memory: known by execution only
-  u16 wait_cycles = 0;     // of s_nop, s_sleep
+  bool is_packed = false;         // packed float32, which needs what matrix instructions need
+  bool sees_other_units = false;  // a load of what these may have stored
+  i8 priority = -1;               // that s_setprio sets
+  u16 cycles;                     // that its unit is busy; memory: known by execution only
+  u16 wait_cycles = 0;            // of s_nop, s_sleep
   u16 lgkm_count = 0xffff, vm_count = 0xffff;  // s_waitcnt
   // Registers, for waiting for results of matrix and transcendental instructions.
   struct Range {

@@ -63,7 +63,6 @@ struct SimulatedWave {
   u64 issued_at = kNever;
   u32 priority = 0;
   bool at_barrier = false;
-  bool polls = false;  // by the instruction that issues: it sees what L2 has
   Outstanding vm, lgkm;
   u64 packed_free = 0;           // when packed float32 can follow its matrix instructions
   u64 last_result = 0;           // when all of the results below are there
@@ -244,11 +243,9 @@ class ComputeUnit {
 
     port_used = now_;
     wave.ready = now_ + rates_.issue;
-    wave.polls = false;
     for (; wave.next_event < wave.events->size(); ++wave.next_event) {
       const Event& event = (*wave.events)[wave.next_event];
       if (event.step != wave.next) break;
-      wave.polls |= event.kind != Event::Kind::store;
       // The last of the workgroups to come there stays.
       timing_.event_cycles[wave.first_event + wave.next_event] = now_;
     }
@@ -290,7 +287,7 @@ class ComputeUnit {
         break;
       case Unit::lds: wave.lgkm.add(occupy_lds(step.lds_cycles) + rates_.lds_latency); break;
       case Unit::smem: wave.lgkm.add(now_ + rates_.scalar_latency); break;
-      case Unit::vmem_load: wave.vm.add(load(wave, step)); break;
+      case Unit::vmem_load: wave.vm.add(load(wave, step, cost)); break;
       case Unit::vmem_store:
       case Unit::vmem_atomic: wave.vm.add(store(wave, step, cost.unit)); break;
       default: break;
@@ -298,19 +295,20 @@ class ComputeUnit {
   }
 
   // Each line passes L1; those that are not there come from L2 or beyond. Loads into LDS, and
-  // generic accesses to it, occupy its banks too.
-  u64 load(SimulatedWave& wave, const Step& step) {
+  // generic accesses to it, occupy its banks too. What others have just stored is in L2 or the
+  // Infinity Cache.
+  u64 load(SimulatedWave& wave, const Step& step, const Cost& cost) {
     u64 there = now_ + rates_.l1_latency;
     for (u32 i = 0; i < step.lines; ++i) {
       occupy_l1(rates_.l1_line);
       // Workgroups that share a compute unit are at different places: each has lines of its own.
       const u64 line = u64{wave.workgroup} << 32 | *wave.next_line++;
-      const u64* known = wave.polls ? nullptr : l1_.find(line);
+      const u64* known = cost.sees_other_units ? nullptr : l1_.find(line);
       timing_.l1_hits += known != nullptr;
       if (!known) {
         fills_free_ = std::max(fills_free_, l1_free_) + rates_.global_line;
         u64 filled = fills_free_ + rates_.global_latency;
-        if (!wave.polls && is_brought_in(line) && move(wave, fills_free_))
+        if (!cost.sees_other_units && is_brought_in(line) && move(wave, fills_free_))
           filled = std::max(filled, hbm_end() + rates_.hbm_latency);
         l1_.insert(line, filled);
         there = std::max(there, filled);
