@@ -36,12 +36,18 @@ __device__ inline void clear_counts(const Arguments& a, unsigned workgroups, uns
     ((Global<unsigned>)a.workspace)[i] = 0;
 }
 
-// Those of one wave, which has registers for kBlocks blocks of values of a part and of the sum.
-template <int kBlocks>
+// Those of one wave, where so many share a SIMD.
+template <int kWavesOfSimd>
 class BlockParts {
   using Results = SplitResults<Wave::kValueBlocks, kWaves>;
   static constexpr int kGroup = 4;        // parts
   static constexpr int kAgentScope = 16;  // sc1
+  // Fours of values that are loaded at once, of each part of a group: as many as there is room for
+  // beside the wave's own values and what the kernel holds.
+  static constexpr int kRegisters = kWavesOfSimd > 1 ? 512 / kWavesOfSimd : 256,
+                       kHeld = 16 * Wave::kValueBlocks + 56;
+  static constexpr int kRoom = (kRegisters - kHeld) / (4 * (kGroup + 1));
+  static constexpr int kQuads = kRoom >= 4 ? 4 : kRoom >= 2 ? 2 : 1;
 
  public:
   // Lanes without a row load zeros, and store nothing.
@@ -108,16 +114,9 @@ class BlockParts {
     return bits_as<float>(
         __builtin_amdgcn_raw_buffer_load_b32(results_.buffer, offset_of(part, at), 0, kAgentScope));
   }
-  __device__ f32x16 load_block(int part, int block) const {
-    f32x16 result;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const f32x4 four = bits_as<f32x4>(__builtin_amdgcn_raw_buffer_load_b128(
-          results_.buffer, offset_of_quad(part, 4 * block + i), 0, kAgentScope));
-#pragma unroll
-      for (int j = 0; j < 4; ++j) result[4 * i + j] = four[j];
-    }
-    return result;
+  __device__ f32x4 load_quad(int part, int i) const {
+    return bits_as<f32x4>(__builtin_amdgcn_raw_buffer_load_b128(
+        results_.buffer, offset_of_quad(part, i), 0, kAgentScope));
   }
   __device__ int offset_of(int part, int at) const {
     return part * Results::kStride + at * 4 + results_.lane * 4;
@@ -128,44 +127,61 @@ class BlockParts {
 
   // Of what `size` parts of a group make, the wave has that of number `own`, and adds the others.
   __device__ void add(Wave& wave, int own, int first, int step, int size) const {
-    float maxima[kGroup];
+    static_assert(Result::kQuads % kQuads == 0);
+    // Its own and those that the group lacks are zeros, from behind the end: so the compiler knows
+    // how many loads are on their way.
+    int parts[kGroup];
+    float maxima[kGroup], sums[kGroup];
+    f32x4 values[kGroup][kQuads];
+    const auto load_quads = [&](int n, int first_quad) {
 #pragma unroll
-    for (int n = 0; n < kGroup; ++n)
-      maxima[n] = load(first + (n != own && n < size ? n : own == 0) * step, Result::kMaximum);
-    float largest = wave.maximum, sum = 0;
-#pragma unroll
-    for (int n = 0; n < kGroup; ++n) largest = __builtin_fmaxf(largest, maxima[n]);
-    const auto factor_of = [&](float maximum) {
-      return __builtin_amdgcn_exp2f((maximum - largest) * kUnitOfMaxima);
+      for (int i = 0; i < kQuads; ++i) values[n][i] = load_quad(parts[n], first_quad + i);
     };
 #pragma unroll
-    for (int block = 0; block < Wave::kValueBlocks; block += kBlocks) {
-      constexpr int kLast = Wave::kValueBlocks - 1;
-      f32x16 made[kBlocks] = {};
-      // One part after the other: no registers have room for more.
-#pragma unroll 1
-      for (int n = 0; n < size; ++n) {
-        const int part = first + n * step;
-        float maximum = wave.maximum, of_sum = wave.sum;
-        f32x16 values[kBlocks];
+    for (int n = 0; n < kGroup; ++n) {
+      parts[n] = n != own && n < size ? first + n * step : kMostSplits;
+      maxima[n] = load(parts[n], Result::kMaximum);
+      sums[n] = load(parts[n], Result::kSum);
+    }
 #pragma unroll
-        for (int i = 0; i < kBlocks; ++i) values[i] = wave.output[smaller(block + i, kLast)];
-        if (n != own) {
-          maximum = load(part, Result::kMaximum);
-          if (block == 0) of_sum = load(part, Result::kSum);
+    for (int n = 0; n < kGroup; ++n) load_quads(n, 0);
+    __builtin_amdgcn_sched_barrier(0);  // or each would be loaded when it is needed
+    float largest = wave.maximum;
 #pragma unroll
-          for (int i = 0; i < kBlocks; ++i)
-            if (block + i <= kLast) values[i] = load_block(part, block + i);
+    for (int n = 0; n < kGroup; ++n) {
+      if (parts[n] == kMostSplits) maxima[n] = wave.maximum;
+      if (n == own) sums[n] = wave.sum;
+      largest = __builtin_fmaxf(largest, maxima[n]);
+    }
+    float sum = 0, factors[kGroup];
+#pragma unroll
+    for (int n = 0; n < kGroup; ++n) {
+      factors[n] = __builtin_amdgcn_exp2f((maxima[n] - largest) * kUnitOfMaxima);
+      sum = __builtin_fmaf(sums[n], factors[n], sum);
+    }
+#pragma unroll
+    for (int quad = 0; quad < Result::kQuads; quad += kQuads) {
+      f32x4 made[kQuads] = {};
+      const auto own_quad = [&](int i) -> f32x4 {
+        const f32x16& o = wave.output[(quad + i) / 4];
+        const int at = (quad + i) % 4 * 4;
+        return {o[at], o[at + 1], o[at + 2], o[at + 3]};
+      };
+#pragma unroll
+      for (int n = 0; n < kGroup; ++n) {
+#pragma unroll
+        for (int i = 0; i < kQuads; ++i) {
+          const f32x4 value = n == own ? own_quad(i) : values[n][i];
+          made[i] = __builtin_elementwise_fma(value, f32x4(factors[n]), made[i]);
         }
-        const float factor = factor_of(maximum);
-        if (block == 0) sum = __builtin_fmaf(of_sum, factor, sum);
-#pragma unroll
-        for (int i = 0; i < kBlocks; ++i)
-          made[i] = __builtin_elementwise_fma(values[i], f32x16(factor), made[i]);
+        if (quad + kQuads < Result::kQuads) load_quads(n, quad + kQuads);
+        __builtin_amdgcn_sched_barrier(0);
       }
 #pragma unroll
-      for (int i = 0; i < kBlocks; ++i)
-        if (block + i <= kLast) wave.output[block + i] = made[i];
+      for (int i = 0; i < kQuads; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          wave.output[(quad + i) / 4][(quad + i) % 4 * 4 + j] = made[i][j];
     }
     wave.maximum = largest;
     wave.sum = sum;

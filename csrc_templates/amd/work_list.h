@@ -14,6 +14,7 @@
 
 // The threads that list the work, and what LDS has room for. The host looks for that, too.
 constexpr int kListThreads = 1024, kMostSequences = 1024, kMostBlocks = 8192;
+constexpr int kListWaves = kListThreads / 64;
 // A part of a block has so many key tiles at least, and a share takes as long as so many. A share
 // that would begin nearer to a block's end begins there.
 constexpr int kLeastKeyTiles = 1, kLeastShareTiles = 6, kNearKeyTiles = 1;
@@ -21,50 +22,57 @@ static_assert(kLeastShareTiles >= kLeastKeyTiles + kNearKeyTiles);  // between t
 // What blocks take may add up to what 32 bits hold. Longer ones count as no longer.
 constexpr unsigned kMostOfBlock = ~0u / kMostBlocks;
 
-// As few blocks are dealt out one after the other, by the lanes of a wave, each of which tries out
-// shares of another size.
-constexpr int kMostDealt = 64;
-
 struct ListLds {
   int first_block[kMostSequences];  // of each sequence
   int queries[kMostSequences], keys[kMostSequences];
   unsigned begin[kMostBlocks + 1];   // what all blocks before take
   unsigned char waves[kMostBlocks];  // that have rows
-  unsigned of_waves[kListThreads / 64];
-  unsigned dealt[kMostDealt];  // what `Deal` says of each block
-  float dealt_share;           // what each share takes
+  unsigned of_waves[kListWaves];
 };
 
-// The sum of what the threads before this one give, and in `total` that of all.
-__device__ inline unsigned sum_before(unsigned given, unsigned& total, Lds<ListLds> lds,
+// What each of 16 lanes has of a sum that goes on from lane to lane, and each of 64.
+__device__ inline unsigned sum_up_to_lane_of_row(unsigned sum) {
+  constexpr int kFromLaneBefore = 0x110, kAll = 0xf;
+  sum += __builtin_amdgcn_update_dpp(0, sum, kFromLaneBefore + 1, kAll, kAll, false);
+  sum += __builtin_amdgcn_update_dpp(0, sum, kFromLaneBefore + 2, kAll, kAll, false);
+  sum += __builtin_amdgcn_update_dpp(0, sum, kFromLaneBefore + 4, kAll, kAll, false);
+  return sum + __builtin_amdgcn_update_dpp(0, sum, kFromLaneBefore + 8, kAll, kAll, false);
+}
+__device__ inline unsigned sum_up_to_lane(unsigned given) {
+  constexpr int kFromLane15 = 0x142, kFromLane31 = 0x143, kAll = 0xf;
+  unsigned sum = sum_up_to_lane_of_row(given);
+  sum += __builtin_amdgcn_update_dpp(0, sum, kFromLane15, 0xa, kAll, false);
+  return sum + __builtin_amdgcn_update_dpp(0, sum, kFromLane31, 0xc, kAll, false);
+}
+
+// The sum of what the threads before this one give, and in `total` that of all. Those behind the
+// first `count` give nothing: their waves leave the SIMDs to the others.
+__device__ inline unsigned sum_before(unsigned given, int count, unsigned& total, Lds<ListLds> lds,
                                       int thread) {
-  const int lane = thread % 64, wave = thread / 64;
-  unsigned sum = given;
-#pragma unroll
-  for (int step = 1; step < 64; step *= 2) {
-    const unsigned other = __builtin_amdgcn_ds_bpermute((lane - step) * 4, sum);
-    if (lane >= step) sum += other;
-  }
+  static_assert(kListWaves == 16);
+  const int lane = thread % 64, wave = __builtin_amdgcn_readfirstlane(thread / 64);
+  const int waves = tiles_of(count, 64);
+  unsigned sum = 0;
   barrier();  // what was there has been read
-  if (lane == 63) lds->of_waves[wave] = sum;
-  barrier();
-  total = 0;
-#pragma unroll
-  for (int n = 0; n < kListThreads / 64; ++n) {
-    const unsigned of_wave = lds->of_waves[n];
-    if (n < wave) sum += of_wave;
-    total += of_wave;
+  if (wave < waves) {
+    sum = sum_up_to_lane(given);
+    if (lane == 63) lds->of_waves[wave] = sum;
   }
+  barrier();
+  const unsigned of_waves =
+      sum_up_to_lane_of_row(lane < smaller(waves, kListWaves) ? lds->of_waves[lane] : 0);
+  total = __builtin_amdgcn_readlane(of_waves, kListWaves - 1);
+  if (wave > 0) sum += __builtin_amdgcn_readlane(of_waves, wave - 1);
   return sum - given;
 }
 
 // The last one of `count` numbers, of which each is at least the one before, that is not above
 // `most`; the first one is not.
-template <int kMost, class Number>
+template <class Number>
 __device__ inline int last_up_to(Lds<const Number> numbers, int count, Number most) {
   int place = 0;
-#pragma unroll
-  for (int step = kMost / 2; step > 0; step /= 2) {
+#pragma unroll 1
+  for (int step = count > 1 ? 1 << (31 - __builtin_clz(count - 1)) : 0; step > 0; step /= 2) {
     const int next = smaller(place + step, count - 1);
     if (numbers[next] <= most) place = next;
   }
@@ -76,6 +84,22 @@ __device__ inline unsigned of_block(const WorkCosts& costs, int waves) {
   return costs.block + waves * costs.wave;
 }
 
+// What each share of all work takes: as many as `workgroups` are all of it.
+__device__ inline unsigned long share_of(unsigned of_head, int heads, unsigned workgroups) {
+  const unsigned long all = static_cast<unsigned long>(of_head) * heads;
+  auto share = static_cast<unsigned long>(static_cast<float>(all) *
+                                          __builtin_amdgcn_rcpf(static_cast<float>(workgroups)));
+  while (share * workgroups < all) share += 1 + (share >> 22);  // by as much as floats may be wrong
+  return share;
+}
+
+// How many shares lie between two places of a block.
+__device__ inline int shares_between(unsigned begin, unsigned end, unsigned long share) {
+  const unsigned distance = end - begin;
+  if (share > distance) return 0;
+  return distance / static_cast<unsigned>(share);
+}
+
 // Where the share of workgroup `number` begins, each of which takes `share`; `of_head` is what the
 // blocks of a head take together.
 __device__ inline ShareBegin begin_of(unsigned number, unsigned long share, unsigned of_head,
@@ -83,9 +107,13 @@ __device__ inline ShareBegin begin_of(unsigned number, unsigned long share, unsi
                                       Lds<const ListLds> lds) {
   const unsigned long at = number * share;
   if (at >= static_cast<unsigned long>(of_head) * heads) return {heads, 0, 0, 0, 0};
-  const int head = at / of_head;
-  const unsigned in_head = at - static_cast<unsigned long>(head) * of_head;
-  const int block = last_up_to<kMostBlocks>(lds->begin, blocks, in_head);
+  int head = static_cast<float>(at) * __builtin_amdgcn_rcpf(static_cast<float>(of_head));
+  // Off by what floats may be wrong.
+  long in_heads = at - static_cast<unsigned long>(head) * of_head;
+  for (; in_heads < 0; in_heads += of_head) --head;
+  for (; in_heads >= of_head; in_heads -= of_head) ++head;
+  const unsigned in_head = in_heads;
+  const int block = last_up_to(static_cast<Lds<const unsigned>>(lds->begin), blocks, in_head);
   const unsigned begin = lds->begin[block] + of_block(costs, lds->waves[block]);
   const unsigned of_tile = costs.key_tile;
   const int tiles = (lds->begin[block + 1] - begin) / of_tile;
@@ -97,131 +125,11 @@ __device__ inline ShareBegin begin_of(unsigned number, unsigned long share, unsi
     return {head + 1, 0, 0, 0, 0};
   }
   if (tile < kNearKeyTiles || tiles < 2 * kLeastKeyTiles) return {head, block, 0, 0, 0};
-  const unsigned long first = static_cast<unsigned long>(head) * of_head + begin;
-  const int first_cut = (first + kNearKeyTiles * of_tile + share - 1) / share;
-  const int last_cut = (first + (last_tile + 1) * of_tile - 1) / share;
+  const int first_cut = number - shares_between(begin + kNearKeyTiles * of_tile, in_head, share);
+  const int last_cut =
+      number + shares_between(in_head, begin + (last_tile + 1) * of_tile - 1, share);
   const int cut = smaller(larger(tile, kLeastKeyTiles), tiles - kLeastKeyTiles);
   return {head, block, cut, first_cut, last_cut};
-}
-
-// How few blocks are dealt out to shares that take equally long, what it takes to begin a block
-// once more included where a share begins within one: that is as long as several key tiles. Floats
-// are exact, or else shares are a little larger or smaller.
-struct Deal {
-  float share, key_tile;
-
-  // Where a block begins, and how many key tiles its first part has.
-  struct Part {
-    unsigned share;
-    float tiles;
-
-    __device__ static Part of(unsigned packed) {
-      return {packed >> kTileBits, static_cast<float>(packed & ((1u << kTileBits) - 1))};
-    }
-    __device__ unsigned packed() const { return share << kTileBits | static_cast<unsigned>(tiles); }
-    // That sorts behind all of so many shares, and before those of the next one.
-    __device__ static unsigned last_of(unsigned share) { return ((share + 1) << kTileBits) - 1; }
-  };
-
-  // What the parts behind the first one have, but the last one.
-  __device__ float tiles_of_part(float once) const {
-    return __builtin_floorf((share - once) * __builtin_amdgcn_rcpf(key_tile));
-  }
-  __device__ static float parts_of(float tiles, float of_part) {
-    return __builtin_floorf((tiles - 0.5f) * __builtin_amdgcn_rcpf(of_part)) + 1;
-  }
-  __device__ unsigned parts_behind(const Part& first, float once, float tiles) const {
-    const float rest = tiles - first.tiles;
-    return rest > 0 ? static_cast<unsigned>(parts_of(rest, tiles_of_part(once))) : 0;
-  }
-
-  // A block that takes `once` beside its key tiles; `number` is the share at hand, of which so much
-  // is taken.
-  __device__ Part next(float once, float tiles, unsigned& number, float& taken) const {
-    const float room = share - taken - once;
-    if (tiles * key_tile <= room) {
-      taken += once + tiles * key_tile;
-      return {number, tiles};
-    }
-    const float that_fit = __builtin_floorf(room * __builtin_amdgcn_rcpf(key_tile));
-    const float first = __builtin_amdgcn_fmed3f(that_fit, 0, __builtin_fmaxf(tiles - 1, 0));
-    const float rest = tiles - first, of_part = tiles_of_part(once);
-    const float parts = __builtin_fmaxf(parts_of(rest, of_part), 1);
-    taken = once + (rest - (parts - 1) * of_part) * key_tile;
-    const Part result =
-        first > 0 ? Part{number, first} : Part{number + 1, __builtin_fminf(of_part, tiles)};
-    number += static_cast<unsigned>(parts);
-    return result;
-  }
-
- private:
-  static constexpr int kTileBits = 22;
-  static_assert(kMostOfBlock < 1u << kTileBits);
-};
-
-// Of one of the blocks that are dealt: what it takes beside its key tiles, and these.
-struct DealtBlock {
-  float once, tiles;
-
-  __device__ static DealtBlock of(const WorkCosts& costs, Lds<const ListLds> lds, int block) {
-    const unsigned once = of_block(costs, lds->waves[block]);
-    const unsigned units = lds->begin[block + 1] - lds->begin[block] - once;
-    return {static_cast<float>(once), static_cast<float>(units / costs.key_tile)};
-  }
-};
-
-// Deals out `count` blocks, those of the heads that are dealt together: as one wave.
-__device__ inline void deal(const WorkList& list, int blocks, int count, Lds<ListLds> lds,
-                            int lane) {
-  const WorkCosts& costs = list.costs;
-  const unsigned of_last = of_block(costs, kTileRows / 32);
-  const float all = static_cast<float>(lds->begin[blocks]) * (count / blocks);
-  const float least = of_last + kLeastShareTiles * costs.key_tile;
-  // The largest one has room for all, whatever is cut: lanes try out those between.
-  const float step = static_cast<float>(of_last + costs.key_tile) / 64;
-  const Deal deal = {__builtin_fmaxf(all / list.dealt_shares, least) + (lane + 1) * step,
-                     static_cast<float>(costs.key_tile)};
-  const DealtBlock own = DealtBlock::of(costs, lds, lane % blocks);
-  const Lds<unsigned> tried = lds->begin + kMostDealt + 1;  // which so few blocks leave free
-  static_assert(kMostDealt * 65 < kMostBlocks);
-  unsigned number = 0;
-  float taken = 0;
-  for (int n = 0; n < count; ++n) {
-    const auto of_block = [&](float x) {
-      return bits_as<float>(__builtin_amdgcn_readlane(bits_as<int>(x), n));
-    };
-    tried[n * 64 + lane] =
-        deal.next(of_block(own.once), of_block(own.tiles), number, taken).packed();
-  }
-  const unsigned long fit = __builtin_amdgcn_ballot_w64(number < list.dealt_shares);
-  const int chosen = fit ? __builtin_ctzl(fit) : 63;
-  if (lane < count) lds->dealt[lane] = tried[lane * 64 + chosen];
-  if (lane == chosen) lds->dealt_share = deal.share;
-}
-
-// Where share `number` begins of those that were dealt.
-__device__ inline ShareBegin begin_of_dealt(unsigned number, const WorkList& list, int blocks,
-                                            int count, int heads, Lds<const ListLds> lds) {
-  const int time = number / list.dealt_shares;
-  const unsigned in_turn = number - time * list.dealt_shares;
-  const int head = time * list.dealt_heads;
-  if (head >= heads) return {heads, 0, 0, 0, 0};
-  if (in_turn == 0) return {head, 0, 0, 0, 0};
-  const Deal deal = {lds->dealt_share, static_cast<float>(list.costs.key_tile)};
-  const Lds<const unsigned> dealt = lds->dealt;
-  const int before = last_up_to<kMostDealt>(dealt, count, Deal::Part::last_of(in_turn - 1));
-  const Deal::Part first = Deal::Part::of(dealt[before]);
-  const int block = before % blocks;
-  const DealtBlock its = DealtBlock::of(list.costs, lds, block);
-  const unsigned last = first.share + deal.parts_behind(first, its.once, its.tiles);
-  if (in_turn > last) {
-    const int next = before + 1;
-    return {head + next / blocks, next % blocks, 0, 0, 0};
-  }
-  const float tile = first.tiles + (in_turn - first.share - 1) * deal.tiles_of_part(its.once);
-  const int first_cut = number - in_turn + first.share + 1;
-  const int last_cut = number - in_turn + smaller(last, list.dealt_shares - 1);
-  return {head + before / blocks, block, static_cast<int>(tile), first_cut, last_cut};
 }
 
 // Lists the work, as one workgroup.
@@ -236,11 +144,12 @@ __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds
     own.seqlen_q = a.cu_seqlens_q[thread + 1] - a.cu_seqlens_q[thread];
     own.seqlen_k = a.cu_seqlens_k[thread + 1] - a.cu_seqlens_k[thread];
   }
+  clear_counts(a, list.workgroups, thread, kListThreads);  // while lengths are on their way
   const auto rows_of = [&](const Sequence& sequence) {
     return larger(computed_queries<kIsGroup>(a, sequence), 0) * stacked;
   };
   unsigned count;
-  const unsigned before = sum_before(tiles_of(rows_of(own), kTileRows), count, lds, thread);
+  const unsigned before = sum_before(tiles_of(rows_of(own), kTileRows), batch, count, lds, thread);
   lds->first_block[thread] = before;
   lds->queries[thread] = own.seqlen_q;
   lds->keys[thread] = own.seqlen_k;
@@ -251,7 +160,7 @@ __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds
     const int number = first + thread;
     unsigned units = 0;
     if (number < blocks) {
-      const int n = last_up_to<kMostSequences>(lds->first_block, batch, number);
+      const int n = last_up_to(static_cast<Lds<const int>>(lds->first_block), batch, number);
       const Sequence sequence = {lds->queries[n], lds->keys[n], 0, 0};
       const int tile = number - lds->first_block[n], first_row = tile * kTileRows;
       const int end_row = smaller(first_row + kTileRows, rows_of(sequence));
@@ -270,26 +179,18 @@ __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds
       lds->waves[number] = waves;
     }
     unsigned of_all;
-    const unsigned begin = of_head + sum_before(units, of_all, lds, thread);
+    const unsigned begin = of_head + sum_before(units, blocks - first, of_all, lds, thread);
     if (number < blocks) lds->begin[number] = begin;
     of_head += of_all;
   }
   if (thread == 0) lds->begin[blocks] = of_head;
   barrier();
-  clear_counts(a, list.workgroups, thread, kListThreads);
-  const int heads = a.heads.divisor, dealt = blocks * list.dealt_heads;
-  const bool is_dealt = 0 < dealt && dealt <= kMostDealt;
-  if (is_dealt) {
-    if (thread < 64) deal(list, blocks, dealt, lds, thread);
-    barrier();
-  }
-  const unsigned long all = static_cast<unsigned long>(of_head) * heads;
+  const int heads = a.heads.divisor;
   const unsigned long least = kLeastShareTiles * costs.key_tile;
-  unsigned long share = (all + list.workgroups - 1) / list.workgroups;
+  unsigned long share = share_of(of_head, heads, list.workgroups);
   if (share < least) share = least;
   for (unsigned number = thread; number <= list.workgroups; number += kListThreads) {
-    const ShareBegin begin = is_dealt ? begin_of_dealt(number, list, blocks, dealt, heads, lds)
-                                      : begin_of(number, share, of_head, blocks, heads, costs, lds);
+    const ShareBegin begin = begin_of(number, share, of_head, blocks, heads, costs, lds);
     const Global<ShareBegin> to = list.shares + number;
     to->head = begin.head;
     to->block = begin.block;

@@ -260,8 +260,6 @@ WORK_LIST = SharedStruct(
         "most_blocks": UINT32,  # that there is room for
         "xcds": DIVISOR,  # among which neighbours in the list are not divided
         "xcd_workgroups": UINT32,
-        # Where there are few blocks, as many shares have those of as many heads.
-        **dict.fromkeys(("dealt_heads", "dealt_shares"), UINT32),
         "costs": WORK_COSTS,
     },
 )
