@@ -45,7 +45,7 @@ class BlockParts {
   // Fours of values that are loaded at once, of each part of a group: as many as there is room for
   // beside the wave's own values and what the kernel holds.
   static constexpr int kRegisters = kWavesOfSimd > 1 ? 512 / kWavesOfSimd : 256,
-                       kHeld = 16 * Wave::kValueBlocks + 56;
+                       kHeld = 16 * Wave::kValueBlocks + 72;
   static constexpr int kRoom = (kRegisters - kHeld) / (4 * (kGroup + 1));
   static constexpr int kQuads = kRoom >= 4 ? 4 : kRoom >= 2 ? 2 : 1;
 

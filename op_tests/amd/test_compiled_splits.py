@@ -219,7 +219,21 @@ def test_8_bit_keys_are_split_where_units_draw_little(
     runtime, q_dtype, kv_dtype, hdim, page_size, num_splits
 ):
     """Of 128 sequences and key heads, each a workgroup's, on a chip of 304 units."""
-    batch, heads, seqlen_k = 16, 8, 8192
+    actual = _splits_of_8_bit_keys(runtime, (16, 8192), q_dtype, kv_dtype, hdim, page_size)
+    assert actual == num_splits
+
+
+@pytest.mark.parametrize("seqlen_k", [1024, 4096])
+def test_short_keys_that_are_looked_up_are_not_split(runtime, seqlen_k):
+    """Of 64 sequences and key heads: a block of wide rows draws more than other small pages."""
+    shape = 8, seqlen_k
+    actual = _splits_of_8_bit_keys(runtime, shape, torch.bfloat16, torch.int8, 128, page_size=1)
+    assert (actual > 1) == (seqlen_k > 1024)
+
+
+def _splits_of_8_bit_keys(runtime, shape, q_dtype, kv_dtype, hdim, page_size):
+    """How many an MI300X makes; ``shape`` is the batch and the keys of a sequence."""
+    (batch, seqlen_k), heads = shape, 8
     q = torch.zeros(1, hdim).to(q_dtype).expand(batch, 8 * heads, hdim)
     k = torch.zeros(1, hdim).to(kv_dtype)
     options: dict[str, Any] = {}
@@ -237,8 +251,8 @@ def test_8_bit_keys_are_split_where_units_draw_little(
         q, k = q[:, None], k.expand(batch, seqlen_k, heads, hdim)
     with runtime.stands_for(runtime.target("MI300X")):
         fmha_fwd(q, k, k, **options)
-    (actual,) = runtime.launches()[0].fields(COMPILED_ARGUMENTS, "attention.num_splits.divisor")
-    assert actual == num_splits
+    (splits,) = runtime.launches()[0].fields(COMPILED_ARGUMENTS, "attention.num_splits.divisor")
+    return splits
 
 
 @pytest.mark.parametrize(("hdim", "seqlen_k", "num_splits"), [(128, 4096, 1), (64, 8192, 2)])

@@ -27,13 +27,15 @@ _UNDIVIDED_BLOCKS = 2  # with as many, keys take longer to come than to be atten
 # Of 8-bit numbers, which become others, less: from 32e9 and 50e9 on. Of integers in wide pages from
 # 40e9 on and 57e9, of fp8 beside fp16 28e9 and 46e9; of narrow integers 33e9 and 48e9, or in wide
 # pages 28e9 and 40e9. Least where there is as much to do for few bytes, or each key is looked up:
-# 21e9 to 28e9, and 29e9 to 38e9.
+# with two blocks of narrow rows from 18.5e9 on, and 27.7e9. Wide rows draw 1.32 times as much and
+# more, and one block 1.33 times; fp8 beside fp16 0.86 times and more.
 _MOST_OF_UNIT = 65e9
 _MOST_OF_WIDE_ROWS: dict[Arch, float] = {"gfx942": 65e9, "gfx950": 100e9}
 _MOST_OF_8_BIT_UNIT: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 60e9}
 _MOST_OF_INTEGERS_IN_PAGES: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 57e9}
 _MOST_OF_NARROW_INTEGERS: dict[Arch, float] = {"gfx942": 33e9, "gfx950": 48e9}
-_MOST_OF_SLOW_UNIT: dict[Arch, float] = {"gfx942": 20e9, "gfx950": 30e9}
+_MOST_OF_SLOW_UNIT: dict[Arch, float] = {"gfx942": 18e9, "gfx950": 27e9}
+_WIDE_OVER_SLOW, _ONE_BLOCK_OVER_SLOW, _FP8_BESIDE_FP16_OVER_SLOW = 1.3, 1.3, 0.85
 # Of workgroups of eight waves, which do more for it.
 _MOST_OF_EIGHT_WAVES: dict[Arch, float] = {"gfx942": 36e9, "gfx950": 56e9}
 _NARROW_HDIM = 64
@@ -128,8 +130,8 @@ class StreamedKeys(NamedTuple):
             return is_narrow if self.page_rows == 0 else not (is_scattered and is_narrow)
         return is_scattered or (self.page_rows > 0 and is_narrow)
 
-    def most_of_unit(self, arch: Arch, ts_kv: int, waves: int) -> float:
-        """What a compute unit draws at most of such keys and values."""
+    def most_of_unit(self, arch: Arch, ts_kv: int, waves: int, blocks: int) -> float:
+        """What a compute unit draws at most of them, where it has so many blocks of rows."""
         if self.number_bytes > 1:
             return _MOST_OF_UNIT
         if waves > DECODE_WAVES:
@@ -141,12 +143,17 @@ class StreamedKeys(NamedTuple):
         # A tile lies in one page or two, unless these are small.
         half_tile = ts_kv // 2
         looks_up_keys = self.page_rows // half_tile * half_tile != self.page_rows
+        slow = _MOST_OF_SLOW_UNIT[arch]
+        if blocks == 1:
+            slow *= _ONE_BLOCK_OVER_SLOW
+        if self.are_fp8 and self.is_fp16:
+            slow *= _FP8_BESIDE_FP16_OVER_SLOW
         if self.has_packed_pages or looks_up_keys:
-            return _MOST_OF_SLOW_UNIT[arch]
+            return slow if is_narrow else slow * _WIDE_OVER_SLOW
         if is_narrow and self.are_integers and not is_paged:
             return _MOST_OF_NARROW_INTEGERS[arch]
         if is_narrow and (is_paged or not is_quick):
-            return _MOST_OF_SLOW_UNIT[arch]
+            return slow
         if is_paged and not is_quick:
             return _MOST_OF_INTEGERS_IN_PAGES[arch]
         return _MOST_OF_8_BIT_UNIT[arch]
@@ -184,7 +191,7 @@ class StreamedSplits:
     ) -> StreamedSplits:
         """Take what decides from a kernel's split, and what its calls read."""
         tile_bytes = ts_kv * (keys.hdim_q + keys.hdim_v) * keys.number_bytes
-        most = keys.most_of_unit(arch, ts_kv, waves)
+        most = keys.most_of_unit(arch, ts_kv, waves, key_split.ts_qo // BLOCK_ROWS)
         is_wide = min(keys.hdim_q, keys.hdim_v) >= WIDE_HDIM and keys.page_rows == 0
         most_unsplit = _MOST_OF_WIDE_ROWS[arch] if is_wide and keys.number_bytes > 1 else most
         enough_unsplit = streamed / most_unsplit

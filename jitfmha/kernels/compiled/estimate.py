@@ -11,7 +11,7 @@ from ...problem.problem import Problem
 from ..cycles import Part
 from ..estimate import forward_estimate, machine_of
 from ..launch_estimate import ForwardEstimate
-from .list_policy import listed_workgroups, listing_seconds
+from .list_policy import listing_seconds
 from .split_choice import SplitChoice
 from .split_policy import compiled_seconds
 from .traits import ForwardTraits, blocks_of, forward_tile, stacks_heads
@@ -71,11 +71,7 @@ class CompiledEstimate:
             *(problem, self._target, row, traits.slices, traits.made_columns),
             streams=traits.decode_blocks is not None,
         )
-        listing = 0.0
-        if traits.lists_work:
-            machine = machine_of(self._target)
-            workgroups = listed_workgroups(row.workgroups_of_unit, machine.compute_units)
-            listing = listing_seconds(machine, workgroups, row.ts_qo, row.hdim_v)
+        listing = listing_seconds(machine_of(self._target)) if traits.lists_work else 0.0
         return _Estimates(estimate, splits, listing)
 
 
