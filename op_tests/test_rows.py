@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from drawn_rows import RowCall, draw, draw_like, drawn_index
+from drawn_rows import RowCall, draw, draw_like, drawn_index, own_kernels  # noqa: F401
 from inputs import DTYPES
 from norm_reference import LARGEST, check, check_quantised, forward
 from torch import Tensor

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from drawn_rows import RowCall, draw, draw_like, drawn_index
+from drawn_rows import RowCall, draw, draw_like, drawn_index, own_kernels  # noqa: F401
 from norm_reference import backward, check, forward
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import jitfmha
+from jitfmha.rows import interface
 from jitfmha.rows.problem import KINDS, RowBackwardArguments
 from jitfmha.rows.run import run_rows_backward
 
@@ -153,3 +154,27 @@ def test_only_asked_gradients_are_made(rng):
     x.requires_grad_()
     jitfmha.rms_norm(x, weight).sum().backward()
     assert (weight.grad is None) == (not weight.requires_grad)
+
+
+def test_a_small_softmax_is_torchs(dtypes, rng, monkeypatch, poisoned_memory):
+    monkeypatch.undo()
+    for dtype in dtypes:
+        x, dout = (torch.randn(7, 129, generator=rng).to(dtype) for _ in range(2))
+        out = jitfmha.softmax(x.requires_grad_())
+        assert "EagerRows" not in str(out.grad_fn)
+        check(out.detach(), *forward("softmax", x.detach(), None, None, 0), dtype)
+        (gradient,) = torch.autograd.grad(out, x, dout)
+        check(gradient, *backward("softmax", dout, out.detach(), None, 0, None).x, dtype)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert jitfmha.softmax(x).dtype == dtype
+    with pytest.raises(ValueError, match=r"x has shape \(\)"):
+        jitfmha.softmax(torch.tensor(1.0))
+
+
+def test_weights_of_modules_pass_the_dispatcher(rng, monkeypatch):
+    """Parameters are as plain as other tensors."""
+    monkeypatch.setattr(interface, "call_operator", None)
+    x, weight = torch.randn(3, 40, generator=rng), torch.nn.Parameter(torch.ones(40))
+    out = jitfmha.rms_norm(x, weight)
+    out.sum().backward()
+    torch.testing.assert_close(weight.grad, out.detach().sum(0))

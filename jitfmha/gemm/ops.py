@@ -15,14 +15,10 @@ from torch import Tensor
 
 from ..call.pytorch.autocast import dtype_of_region
 from ..call.pytorch.flop_count import join_flop_counters
-from ..problem.checks import requires_any_grad
 from ..problem.torch_parts import (
-    SingleLevelFunction,
-    apply_at_one_level,
-    below_autograd,
     is_watched,
-    refuse_tangents,
-    register_autograd,
+    operator_with_gradient,
+    register_derivative,
     without_autocast,
 )
 from .problem import FLOATS, MatmulArguments, product_of
@@ -118,28 +114,9 @@ class EagerMatmul(torch.autograd.Function):
     backward = staticmethod(_differentiate)
 
 
-class _Matmul(SingleLevelFunction):  # type: ignore[misc]
-    """``jitfmha::matmul`` with its gradient."""
-
-    @staticmethod
-    def forward(*given: Any) -> Tensor:
-        with below_autograd():
-            out: Tensor = torch.ops.jitfmha.matmul.default(*given)
-        return out
-
-    setup_context = staticmethod(_save)
-    backward = staticmethod(_differentiate)
-
-
-def _at_autograd(*given: Any) -> Tensor:
-    named = ((f"a tensor of shape {tuple(x.shape)}", x) for x in given if isinstance(x, Tensor))
-    refuse_tangents(named, "matmul has")
-    has_grad = torch.is_grad_enabled() and requires_any_grad(*given)
-    out: Tensor = apply_at_one_level(_Matmul, given) if has_grad else _Matmul.forward(*given)
-    return out
-
-
-register_autograd(_library, "matmul", _at_autograd, _Matmul)
+register_derivative(
+    _library, "matmul", operator_with_gradient("matmul", _save, _differentiate), "matmul"
+)
 
 
 # ---- Autocast and vmap ---------------------------------------------------------------------------

@@ -44,12 +44,15 @@ is_recorded_by_jit_trace: Callable[[], bool] = _part(
 )
 
 
-def is_watched(x: object, y: object, z: object, *others: object) -> bool:
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+
+
+def is_watched(x: Any, y: Any, z: Any, *others: Any) -> bool:
     """Whether a call with these tensors has to go through torch's dispatcher.
 
-    One is not plain: a subclass, or a tensor whose values a bit of it turns around. Or the first
-    has no values (others without are refused, being elsewhere). Or a mode, a transform, a tracer
-    or a profiler is there.
+    One is not plain: a subclass other than a parameter, or a tensor whose values a bit of it turns
+    around. Or the first has no values (others without are refused, being elsewhere). Or a mode, a
+    transform, a tracer or a profiler is there.
     """
     try:
         if (
@@ -60,7 +63,7 @@ def is_watched(x: object, y: object, z: object, *others: object) -> bool:
             or forward_ad._current_level >= 0
             or profiler._is_profiler_enabled
             # Written out: a loop would take 0.2 us longer in every call.
-            or not (type(x) is type(y) is type(z) is Tensor)
+            or not (type(x) in _PLAIN and type(y) in _PLAIN and type(z) in _PLAIN)
             or x.is_neg()
             or y.is_neg()
             or z.is_neg()
@@ -70,7 +73,7 @@ def is_watched(x: object, y: object, z: object, *others: object) -> bool:
     except AttributeError:
         return True
     for other in others:  # noqa: SIM110 - a generator takes longer
-        if type(other) is not Tensor or other.is_neg():
+        if type(other) not in _PLAIN or other.is_neg():
             return True
     return False
 
@@ -163,6 +166,50 @@ def apply_at_one_level(function: Any, given: tuple[Any, ...]) -> Any:
     """``function.apply``; inside of torch.func.grad at one of its levels."""
     with enable_single_level_autograd_function():
         return function.apply(*given)
+
+
+def operator_with_gradient(
+    name: str, save: Callable[..., Any], backward: Callable[..., Any]
+) -> Any:
+    """An autograd function of ``jitfmha::<name>``."""
+
+    class Operator(SingleLevelFunction):  # type: ignore[misc]
+        @staticmethod
+        def forward(*given: Any) -> Any:
+            with below_autograd():
+                return getattr(torch.ops.jitfmha, name).default(*given)
+
+    Operator.setup_context = staticmethod(save)
+    Operator.backward = staticmethod(backward)
+    return Operator
+
+
+def operator_of_gradients(name: str, of_what: str) -> Any:
+    """The same of one whose results are gradients, which cannot be differentiated."""
+
+    def refuse(*_: Any) -> Any:
+        raise NotImplementedError(
+            f"the gradients of {of_what} cannot be differentiated once more: {name} has no "
+            "backward pass of its own"
+        )
+
+    return operator_with_gradient(name, lambda *_: None, refuse)
+
+
+def register_derivative(
+    library: torch.library.Library, name: str, function: Any, of_what: str
+) -> None:
+    """Give an operator the derivative that ``function`` has, and none in forward mode."""
+
+    def at_autograd(*given: Any) -> Any:
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        named = ((f"a tensor of shape {tuple(x.shape)}", x) for x in tensors)
+        refuse_tangents(named, f"{of_what} has")
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            return apply_at_one_level(function, given)
+        return function.forward(*given)
+
+    register_autograd(library, name, at_autograd, function)
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -37,14 +38,14 @@ _SUMMED_REGISTERS = 85
 _STREAMS_OF_UNIT = 3
 # What a share of a row finds out in backward.
 _NUMBERS_OF_SHARE: dict[Kind, int] = {"softmax": 1, "rms_norm": 2, "layer_norm": 4}
-# Whose gradients one unit reads as quickly as two, where threads have several loads on their way:
-# not LayerNorm's where HBM has more for each unit.
-_READ_BY_ONE: dict[Arch, tuple[Kind, ...]] = {
-    "gfx942": ("rms_norm", "layer_norm"),
-    "gfx950": ("rms_norm",),
+# Whose gradients one unit reads as quickly as two, where threads have several loads on their way
+# and so large a part of their lanes has all of them: LayerNorm's do not where HBM has more for each
+# unit.
+_READ_BY_ONE: dict[tuple[Arch, Kind], float] = {
+    ("gfx942", "rms_norm"): 3 / 4,
+    ("gfx942", "layer_norm"): 7 / 8,
+    ("gfx950", "rms_norm"): 7 / 8,
 }
-# Of those with several loads, whose lanes nearly all have all of them.
-_LEAST_FILLED = 7 / 8
 # Of a gradient, which a workgroup adds up: a line of the cache, or up to four, so that all of them
 # run at once.
 _COMBINED_COLUMNS, _MOST_COMBINED_COLUMNS, _COMBINING_WORKGROUPS = 32, 128, 256
@@ -116,7 +117,7 @@ class RowKernel(NamedTuple):
         combined = _COMBINED_COLUMNS
         while combined < _MOST_COMBINED_COLUMNS and columns > combined * _COMBINING_WORKGROUPS:
             combined *= 2
-        keeps_up = traits.kind in _READ_BY_ONE[arch] and chunks >= lanes * held * _LEAST_FILLED
+        keeps_up = chunks >= lanes * held * _READ_BY_ONE.get((arch, traits.kind), inf)
         units = 2 if shares == 1 and held > 1 and keeps_up else shares
         of_row = width, ragged, lanes, threads, held, streams, combined, units, shares
         return cls(traits, direction, arch, *of_row)

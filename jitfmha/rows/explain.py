@@ -20,8 +20,14 @@ from .amd import (
     width_of_loads,
 )
 from .cpu import cpu_spec
+from .interface import MOST_OF_TORCH, MOST_WITH_GRADIENTS
 from .problem import Kind, RowArguments, RowTraits, as_rows, traits_of
 from .structs import TEMPLATES
+
+_OF_TORCH = (
+    f"Torch's own kernel serves plain calls of up to {MOST_OF_TORCH} numbers, and of up to "
+    f"{MOST_WITH_GRADIENTS} with gradients."
+)
 
 
 def explain_rows(
@@ -80,7 +86,8 @@ def _planned(
     if isinstance(target, CpuTarget):
         spec = cpu_spec(traits, direction, target.isa)
         source = f"csrc_templates/cpu/{template}.cpp.in"
-        return known._replace(kernels=(spec.name,), source=source, specs=(spec,))
+        known = known._replace(kernels=(spec.name,), source=source, specs=(spec,))
+        return known._replace(remarks=(_OF_TORCH,)) if traits.kind == "softmax" else known
     columns = x.shape[-1]
     rows = x.numel() // columns
     kernel = _amd_kernel(arguments, traits, direction, target, rows)

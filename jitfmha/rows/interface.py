@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..planning.target import TARGET_HERE
 from ..problem.arguments import new_tuple
 from ..problem.checks import with_clear_errors
-from ..problem.torch_parts import is_watched
-from .ops import EagerRows, call_operator, refuse_missing_gradients
-from .problem import Kind, RowArguments
+from ..problem.torch_parts import is_any_autocast_enabled, is_traced, is_watched
+from .ops import EagerRows, call_operator
+from .problem import ROW_DTYPES, Kind, RowArguments
 from .run import run_rows
 
 Result = Tensor | tuple[Tensor, ...]
@@ -38,10 +39,12 @@ def softmax(
 
     Raises:
         TypeError, ValueError: an argument breaks a rule; the text names it and its value.
-        NotImplementedError: nothing serves the call. Also for second derivatives, derivatives in
-            forward mode, and any of a result of 8 bits.
+        NotImplementedError: nothing serves the call. Also for second derivatives and derivatives in
+            forward mode, but of small calls, and any of a result of 8 bits.
         jitfmha.BuildError: the kernel could not be compiled on first use.
     """
+    if residual is None and out_dtype is None and _is_small(x):
+        return torch.softmax(x, -1)
     return _results("softmax", x, residual, None, None, 0.0, out_dtype)
 
 
@@ -92,6 +95,24 @@ def layer_norm(
     return _results("layer_norm", x, residual, weight, bias, eps, out_dtype)
 
 
+# Of a softmax of so few numbers, and of so few with gradients, Python takes longer in front of the
+# kernel than torch's own takes, which computes the same but for last bits.
+MOST_OF_TORCH, MOST_WITH_GRADIENTS = 1 << 13, 1 << 17
+
+
+def _is_small(x: Tensor) -> bool:
+    if (
+        type(x) is not Tensor
+        or not x.is_cpu
+        or is_traced()
+        or TARGET_HERE.get() is not None
+        or is_any_autocast_enabled()
+    ):
+        return False
+    most = MOST_WITH_GRADIENTS if x.requires_grad and _is_grad_enabled() else MOST_OF_TORCH
+    return 0 < x.numel() <= most and x.dtype in ROW_DTYPES and x.dim() > 0 and x.is_contiguous()
+
+
 def _results(
     kind: Kind,
     x: Tensor,
@@ -109,8 +130,6 @@ def _results(
     elif _is_grad_enabled() and (
         x.requires_grad or w.requires_grad or b.requires_grad or (r is not None and r.requires_grad)
     ):
-        if out_dtype is not None:
-            refuse_missing_gradients(arguments)
         out, total, scale = EagerRows.apply(*arguments)  # type: ignore[no-untyped-call]
     else:
         out, total, scale = run_rows(arguments)

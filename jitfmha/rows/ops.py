@@ -16,14 +16,11 @@ import torch
 from torch import Tensor
 
 from ..problem.arguments import new_tuple
-from ..problem.checks import requires_any_grad
 from ..problem.torch_parts import (
-    SingleLevelFunction,
-    apply_at_one_level,
-    below_autograd,
     is_watched,
-    refuse_tangents,
-    register_autograd,
+    operator_of_gradients,
+    operator_with_gradient,
+    register_derivative,
 )
 from .problem import RowArguments, RowBackwardArguments, RowGradients, traits_of
 from .run import RowResults, run_rows, run_rows_backward
@@ -38,6 +35,7 @@ _library.define(
     "float eps, bool wants_weight) -> (Tensor dx, Tensor dweight, Tensor dbias)"
 )
 _Three = tuple[Tensor, Tensor, Tensor]
+_WHAT = "a softmax or norm"
 
 
 def _or_empty(x: Tensor | None, like: Tensor) -> Tensor:
@@ -84,7 +82,7 @@ def _rows_bwd_fake(*given: Any) -> _Three:
 # ---- Derivatives ---------------------------------------------------------------------------------
 
 
-def refuse_missing_gradients(arguments: RowArguments) -> None:
+def _refuse_missing_gradients(arguments: RowArguments) -> None:
     """Raise ``NotImplementedError`` where a result of 8 bits would need a gradient."""
     if traits_of(arguments).is_quantised:
         names = ("x", "residual", "weight", "bias")
@@ -97,8 +95,9 @@ def refuse_missing_gradients(arguments: RowArguments) -> None:
 
 
 def _save(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor | None]) -> None:
-    kind, x, residual, weight, bias, eps, _ = arguments = RowArguments(*inputs)
-    refuse_missing_gradients(arguments)
+    kind, x, residual, weight, bias, eps, out_dtype = inputs
+    if out_dtype is not None:
+        _refuse_missing_gradients(RowArguments(*inputs))
     ctx.kind, ctx.eps = kind, eps
     # The bias is there for its dtype alone.
     ctx.has = weight is not None, bias is not None
@@ -147,52 +146,11 @@ class EagerRows(torch.autograd.Function):
     backward = staticmethod(_differentiate)
 
 
-class _Rows(SingleLevelFunction):  # type: ignore[misc]
-    """``jitfmha::rows_fwd`` with its gradient."""
-
-    @staticmethod
-    def forward(*given: Any) -> _Three:
-        with below_autograd():
-            results: _Three = torch.ops.jitfmha.rows_fwd.default(*given)
-        return results
-
-    setup_context = staticmethod(_save)
-    backward = staticmethod(_differentiate)
-
-
-class _RowsBackward(SingleLevelFunction):  # type: ignore[misc]
-    """``jitfmha::rows_bwd``, whose results cannot be differentiated."""
-
-    @staticmethod
-    def forward(*given: Any) -> _Three:
-        with below_autograd():
-            results: _Three = torch.ops.jitfmha.rows_bwd.default(*given)
-        return results
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise NotImplementedError(
-            "the gradients of softmax, rms_norm and layer_norm cannot be differentiated once more: "
-            "rows_bwd has no backward pass of its own"
-        )
-
-
-def _at_autograd(function: Any, *given: Any) -> _Three:
-    named = ((f"a tensor of shape {tuple(x.shape)}", x) for x in given if isinstance(x, Tensor))
-    refuse_tangents(named, "softmax, rms_norm and layer_norm have")
-    if not (torch.is_grad_enabled() and requires_any_grad(*given)):
-        results: _Three = function.forward(*given)
-    else:
-        results = apply_at_one_level(function, given)
-    return results
-
-
-for _name, _function in (("rows_fwd", _Rows), ("rows_bwd", _RowsBackward)):
-    register_autograd(_library, _name, partial(_at_autograd, _function), _function)
+for _name, _function in (
+    ("rows_fwd", operator_with_gradient("rows_fwd", _save, _differentiate)),
+    ("rows_bwd", operator_of_gradients("rows_bwd", _WHAT)),
+):
+    register_derivative(_library, _name, _function, _WHAT)
 
 
 # ---- vmap ----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,11 +28,8 @@ from .structs import CALLS
 # The result, the sum with a residual and the scales; None is what was not asked for.
 RowResults = tuple[Tensor, Tensor | None, Tensor | None]
 # A block of rows has a part of the weights' gradients of its own, which costs traffic; so it has
-# some rows. A block of fewer elements is not worth a thread.
-_LEAST_BLOCK_ROWS, _LEAST_BLOCK_ELEMENTS, _MOST_BLOCKS = 16, 1 << 14, 64
-# A compute unit has one at most, so that there are few parts to add up.
-_LEAST_ROWS_OF_WORKGROUP = 4
-_NO_MEMORY = "the CPU kernel of rows could not allocate its scratch memory"
+# some rows. A block of fewer elements is not worth a thread. A compute unit has one at most.
+_LEAST_BLOCK_ROWS, _LEAST_BLOCK_ELEMENTS, _MOST_BLOCKS = 4, 1 << 14, 64
 
 
 def run_rows(arguments: RowArguments) -> RowResults:
@@ -57,112 +55,102 @@ def run_rows_backward(arguments: RowBackwardArguments) -> RowGradients:
 
 
 class _Kernel:
-    """What a call's kernel is given, but for its tensors; ``wanted`` gradients of weights."""
+    """What calls with tensors of these layouts have in common; ``wanted`` gradients of weights."""
 
     def __init__(
-        self, traits: RowTraits, direction: Direction, x: Tensor, eps: float, wanted: int = 0
+        self,
+        traits: RowTraits,
+        direction: Direction,
+        tensors: Sequence[Tensor | None],
+        eps: float,
+        wanted: int = 0,
     ) -> None:
-        self.rows, self.columns = x.shape[:-1].numel(), x.shape[-1]
-        self.pack = CALLS[direction].packer.pack
-        self._eps, self._wanted = eps, wanted
+        x = tensors[0]
+        assert x is not None
+        self.rows, self._columns = x.shape[:-1].numel(), x.shape[-1]
+        self._pack = CALLS[direction].packer.pack
+        self._eps, self._wanted, self._device = eps, wanted, x.device
         self._target = target = target_of(x.device)
+        self._wants_huge_pages = x.is_cpu and x.nbytes >= HUGE_PAGES_FROM_BYTES
+        self._are_plain = all(each is None or each.is_contiguous() for each in tensors)
         self._most_stride = None if isinstance(target, CpuTarget) else MOST_STRIDE
-        self.entry = self._amd = None
+        self._entry = self._amd = None
         if isinstance(target, AmdTarget):
-            self._amd = AmdRows(traits, direction, target, self.rows, self.columns)
+            self._amd = AmdRows(traits, direction, target, self.rows, self._columns)
         elif self.rows:
-            self.entry = cpu_entry(traits, direction, target.isa)
+            self._entry = cpu_entry(traits, direction, target.isa)
         self._blocks = self._blocks_of_gradients(1) if direction == "backward" else 0
 
-    def as_rows(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Each as the kernel takes it."""
-        return [None if x is None else as_rows(x, self._most_stride) for x in tensors]
-
-    def launch(self, tensors: Sequence[Tensor | None], strides: Sequence[int]) -> None:
-        """Run it: tensors and strides in the order of its struct."""
-        rows, columns, amd = self.rows, self.columns, self._amd
-        wanted, blocks = self._wanted, self._blocks
-        if rows == 0:
+    def launch(
+        self,
+        rows: Sequence[Tensor | None],
+        weights: Sequence[Tensor | None],
+        results: Sequence[Tensor | None],
+    ) -> None:
+        """Run it: all tensors in the order of its struct."""
+        columns, amd, blocks = self._columns, self._amd, self._blocks
+        if self.rows == 0:
             return
+        for each in results if self._wants_huge_pages else ():
+            if each is not None and each.nbytes >= HUGE_PAGES_FROM_BYTES:
+                request_huge_pages(each)
+        if self._are_plain:
+            strides = [columns] * len(rows)
+        else:
+            rows, weights = self._as_rows(rows), self._as_rows(weights)
+            strides = [columns if x is None else x.stride(0) for x in rows]
+        tensors = *rows, *weights, *results
         pointers = [0 if x is None else x.data_ptr() for x in tensors]
-        device = tensors[0].device  # type: ignore[union-attr]
         words = partial = None
         if amd:
             kernel = amd.loaded(pointers, strides)
-            words = kernel.zeros(device)
+            words = kernel.zeros(self._device)
             blocks = self._blocks_of_gradients(kernel.units_of_block) if blocks else kernel.blocks
-        if wanted:
-            partial = torch.empty((wanted, blocks, columns), dtype=torch.float32, device=device)
+        if self._wanted:
+            size = self._wanted, blocks, columns
+            partial = torch.empty(size, dtype=torch.float32, device=self._device)
         pointers.append(0 if partial is None else partial.data_ptr())
         pointers.append(0 if words is None else words.data_ptr())
-        packed = self.pack(*pointers, *strides, rows, columns, blocks, self._eps)
+        packed = self._pack(*pointers, *strides, self.rows, columns, blocks, self._eps)
         if amd:
             # They have to live as long as the kernel runs.
-            amd.launch(kernel, packed, (*tensors, partial, words), blocks, wanted)
-        elif self.entry and self.entry(packed):
-            raise MemoryError(_NO_MEMORY)
+            amd.launch(kernel, packed, (*tensors, partial, words), blocks, self._wanted)
+        elif self._entry and self._entry(packed):
+            raise MemoryError("the CPU kernel of rows could not allocate its scratch memory")
+
+    def _as_rows(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+        return [None if x is None else as_rows(x, self._most_stride) for x in tensors]
 
     def _blocks_of_gradients(self, units_of_block: int) -> int:
-        rows, least, most = self.rows, _LEAST_BLOCK_ROWS, _MOST_BLOCKS
-        blocks = min(rows, max(rows * self.columns // _LEAST_BLOCK_ELEMENTS, 1))
+        target, blocks = self._target, self.rows * self._columns // _LEAST_BLOCK_ELEMENTS
         if not self._wanted:
-            return blocks
-        if isinstance(self._target, AmdTarget):
-            least, most = _LEAST_ROWS_OF_WORKGROUP, self._target.compute_units // units_of_block
-        return max(min(blocks, rows // least, most), 1)
+            return max(min(blocks, self.rows), 1)
+        most = _MOST_BLOCKS
+        if isinstance(target, AmdTarget):
+            most = target.compute_units // units_of_block
+        return max(min(blocks, self.rows // _LEAST_BLOCK_ROWS, most), 1)
+
+
+# In half the time that torch.empty takes.
+_new = partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
 def _prepare(arguments: RowArguments) -> Run:
     _, x, residual, weight, bias, eps, out_dtype = arguments
     traits = traits_of(arguments)
-    shape, columns, batch = x.shape, x.shape[-1], x.shape[:-1]
-    dtype = out_dtype or x.dtype
-    wants_huge_pages = x.device.type == "cpu" and x.nbytes >= HUGE_PAGES_FROM_BYTES
-    given = x, residual, weight, bias
-    are_plain = all(each is None or each.is_contiguous() for each in given)
-    kernel = _Kernel(traits, "forward", x, eps)
+    batch, is_quantised = x.shape[:-1], traits.is_quantised
+    kernel = _Kernel(traits, "forward", (x, residual, weight, bias), eps)
 
-    def run(*given: Tensor | None) -> RowResults:
-        x, residual, *_ = given
-        assert x is not None
-        device = x.device
-        out = torch.empty(shape, dtype=dtype, device=device)
-        total = None if residual is None else torch.empty(shape, dtype=x.dtype, device=device)
-        scale = None
-        if traits.is_quantised:
-            scale = torch.empty(batch, dtype=torch.float32, device=device)
-        for each in (out, total) if wants_huge_pages else ():
-            if each is not None:
-                request_huge_pages(each)
-        strides = [columns, columns]
-        if not are_plain:
-            given = (*kernel.as_rows(given),)
-            strides = [columns if each is None else each.stride(0) for each in given[:2]]
-        kernel.launch((*given, out, total, scale), strides)
+    def run(
+        x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None
+    ) -> RowResults:
+        out = _new(x, dtype=out_dtype)
+        total = None if residual is None else _new(x)
+        scale = x.new_empty(batch, dtype=torch.float32) if is_quantised else None
+        kernel.launch((x, residual), (weight, bias), (out, total, scale))
         return out, total, scale
 
-    pack, entry, rows = kernel.pack, kernel.entry, kernel.rows
-
-    def run_plain(
-        x: Tensor, _: Tensor | None, weight: Tensor | None, bias: Tensor | None
-    ) -> RowResults:
-        # The same, with nothing left to ask: half of what a small call takes.
-        out = _empty_like(x)
-        packed = pack(
-            *(x.data_ptr(), 0),
-            0 if weight is None else weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            *(out.data_ptr(), 0, 0, 0, 0, columns, columns, rows, columns, 0, eps),
-        )
-        if entry(packed):  # type: ignore[misc]
-            raise MemoryError(_NO_MEMORY)
-        return out, None, None
-
-    asks_for_more = residual is not None or dtype != x.dtype or wants_huge_pages
-    return run_plain if entry and are_plain and not asks_for_more else run
-
-
-_empty_like = torch.empty_like
+    return run
 
 
 def _prepare_backward(arguments: RowBackwardArguments) -> Run:
@@ -173,20 +161,16 @@ def _prepare_backward(arguments: RowBackwardArguments) -> Run:
             f"dout is a {dout.dtype} tensor of shape {tuple(dout.shape)} on {dout.device}; it must "
             f"be as x, {x.dtype} of shape {tuple(x.shape)} on {x.device}"
         )
-    shape = x.shape
     wanted = (weight is not None and wants_weight) + (bias is not None)
-    kernel = _Kernel(traits, "backward", x, eps, wanted)
+    kernel = _Kernel(traits, "backward", (dout, x, dsum, weight), eps, wanted)
     empty = torch.empty_like if kernel.rows else torch.zeros_like
 
     def run(
         dout: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, bias: Tensor | None
     ) -> RowGradients:
-        dx = torch.empty(shape, dtype=x.dtype, device=x.device)
         dweight = empty(weight) if weight is not None and wants_weight else None
-        gradients = RowGradients(dx, dweight, None if bias is None else empty(bias))
-        given = kernel.as_rows((dout, x, dsum, weight))
-        strides = [0 if each is None else each.stride(0) for each in given[:3]]
-        kernel.launch((*given, *gradients), strides)
+        gradients = RowGradients(_new(x), dweight, None if bias is None else empty(bias))
+        kernel.launch((dout, x, dsum), (weight,), gradients)
         return gradients
 
     return run
