@@ -173,15 +173,13 @@ def operator_with_gradient(
 ) -> Any:
     """An autograd function of ``jitfmha::<name>``."""
 
-    class Operator(SingleLevelFunction):  # type: ignore[misc]
-        @staticmethod
-        def forward(*given: Any) -> Any:
-            with below_autograd():
-                return getattr(torch.ops.jitfmha, name).default(*given)
+    def forward(*given: Any) -> Any:
+        with below_autograd():
+            return getattr(torch.ops.jitfmha, name).default(*given)
 
-    Operator.setup_context = staticmethod(save)
-    Operator.backward = staticmethod(backward)
-    return Operator
+    functions = {"forward": forward, "setup_context": save, "backward": backward}
+    methods = {key: staticmethod(each) for key, each in functions.items()}
+    return type(name, (SingleLevelFunction,), methods)
 
 
 def operator_of_gradients(name: str, of_what: str) -> Any:

@@ -273,23 +273,6 @@ class AmdRows(StructLauncher):
             self._kernels[width] = self._load(width)
         return self._kernels[width]
 
-    def launch(
-        self,
-        kernel: LoadedRows,
-        packed: bytes,
-        tensors: Sequence[Tensor | None],
-        blocks: int,
-        combined: int = 0,
-    ) -> None:
-        """Start the kernel on the current stream, as :meth:`start` does.
-
-        So many gradients are ``combined`` of the parts of ``blocks``.
-
-        Raises ``jitfmha.HipError`` where the HIP runtime refuses it.
-        """
-        counts = blocks * kernel.shares, kernel.combining, combined
-        self.start(kernel.address, counts, packed, tensors)
-
     def _load(self, width: int) -> LoadedRows:
         target, rows = self._target, self._rows
         kernel = RowKernel.of(self._traits, self._direction, target.arch, self._columns, width)

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..planning.target import TARGET_HERE
 from ..problem.arguments import new_tuple
 from ..problem.checks import with_clear_errors
-from ..problem.torch_parts import is_any_autocast_enabled, is_traced, is_watched
+from ..problem.torch_parts import is_traced, is_watched
 from .ops import EagerRows, call_operator
 from .problem import ROW_DTYPES, Kind, RowArguments
 from .run import run_rows
@@ -101,13 +101,7 @@ MOST_OF_TORCH, MOST_WITH_GRADIENTS = 1 << 13, 1 << 17
 
 
 def _is_small(x: Tensor) -> bool:
-    if (
-        type(x) is not Tensor
-        or not x.is_cpu
-        or is_traced()
-        or TARGET_HERE.get() is not None
-        or is_any_autocast_enabled()
-    ):
+    if type(x) is not Tensor or not x.is_cpu or is_traced() or TARGET_HERE.get() is not None:
         return False
     most = MOST_WITH_GRADIENTS if x.requires_grad and _is_grad_enabled() else MOST_OF_TORCH
     return 0 < x.numel() <= most and x.dtype in ROW_DTYPES and x.dim() > 0 and x.is_contiguous()

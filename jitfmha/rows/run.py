@@ -113,8 +113,9 @@ class _Kernel:
         pointers.append(0 if words is None else words.data_ptr())
         packed = self._pack(*pointers, *strides, self.rows, columns, blocks, self._eps)
         if amd:
+            counts = blocks * kernel.shares, kernel.combining, self._wanted
             # They have to live as long as the kernel runs.
-            amd.launch(kernel, packed, (*tensors, partial, words), blocks, self._wanted)
+            amd.start(kernel.address, counts, packed, (*tensors, partial, words))
         elif self._entry and self._entry(packed):
             raise MemoryError("the CPU kernel of rows could not allocate its scratch memory")
 

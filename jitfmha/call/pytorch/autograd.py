@@ -25,6 +25,7 @@ from ...problem.torch_parts import (
     apply_at_one_level,
     below_autograd,
     is_watched,
+    operator_of_gradients,
     plain_apply,
     refuse_tangents,
     register_autograd,
@@ -228,25 +229,7 @@ def differentiate(arguments: BackwardArguments) -> Results:
     return Results(dq, dk, dv, dbias if wanted[0] else None, dsink if wanted[1] else None)
 
 
-class _AttentionBackward(SingleLevelFunction):  # type: ignore[misc]
-    """``jitfmha::fmha_bwd``, whose results cannot be differentiated."""
-
-    @staticmethod
-    def forward(*given: Any) -> tuple[Tensor, ...]:
-        with below_autograd():
-            results: tuple[Tensor, ...] = torch.ops.jitfmha.fmha_bwd.default(*given)
-        return results
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        raise NotImplementedError(
-            "the gradients of attention cannot be differentiated once more: fmha_bwd has no "
-            "backward pass of its own"
-        )
+_AttentionBackward = operator_of_gradients("fmha_bwd", "attention")
 
 
 def _given(dout: Tensor | None, out: Tensor) -> Tensor:
@@ -289,9 +272,11 @@ def _fmha_fwd_out(*given: Any) -> Tensor:
 def _fmha_bwd(*given: Any) -> tuple[Tensor, ...]:
     join_flop_counters()
     refuse_tangents(_tensors(BACKWARD_NAMES, given), "attention has")
-    if not _is_gradient_asked_for(given):
-        return _AttentionBackward.forward(*given)
-    results: tuple[Tensor, ...] = apply_at_one_level(_AttentionBackward, given)
+    results: tuple[Tensor, ...]
+    if _is_gradient_asked_for(given):
+        results = apply_at_one_level(_AttentionBackward, given)
+    else:
+        results = _AttentionBackward.forward(*given)
     return results
 
 
