@@ -289,6 +289,6 @@ inline void write_row(typename D::Element* to, int64_t columns, bool past_caches
 // As many multiplications as an element takes, with its share of the traffic.
 constexpr int64_t kElementCost = 16;
 // Elements of an item of work.
-constexpr int64_t kItemElements = 1 << 13;
+constexpr int64_t kItemElements = 1 << 14;
 
 }  // namespace

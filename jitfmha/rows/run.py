@@ -28,8 +28,10 @@ from .structs import CALLS
 # The result, the sum with a residual and the scales; None is what was not asked for.
 RowResults = tuple[Tensor, Tensor | None, Tensor | None]
 # A block of rows has a part of the weights' gradients of its own, which costs traffic; so it has
-# some rows. A block of fewer elements is not worth a thread. A compute unit has one at most.
-_LEAST_BLOCK_ROWS, _LEAST_BLOCK_ELEMENTS, _MOST_BLOCKS = 4, 1 << 14, 64
+# some rows. A block of fewer elements is not worth a thread.
+_LEAST_BLOCK_ROWS, _LEAST_BLOCK_ELEMENTS, _MOST_BLOCKS = 8, 1 << 14, 64
+# A compute unit has one at most, so that there are few parts to add up.
+_LEAST_ROWS_OF_WORKGROUP = 4
 
 
 def run_rows(arguments: RowArguments) -> RowResults:
@@ -126,10 +128,10 @@ class _Kernel:
         target, blocks = self._target, self.rows * self._columns // _LEAST_BLOCK_ELEMENTS
         if not self._wanted:
             return max(min(blocks, self.rows), 1)
-        most = _MOST_BLOCKS
+        least, most = _LEAST_BLOCK_ROWS, _MOST_BLOCKS
         if isinstance(target, AmdTarget):
-            most = target.compute_units // units_of_block
-        return max(min(blocks, self.rows // _LEAST_BLOCK_ROWS, most), 1)
+            least, most = _LEAST_ROWS_OF_WORKGROUP, target.compute_units // units_of_block
+        return max(min(blocks, self.rows // least, most), 1)
 
 
 # In half the time that torch.empty takes.
