@@ -31,6 +31,8 @@ constexpr int kWidth = kHdimQ + kHdimV;
 constexpr int kTileRows = (kWidth > 512 ? 4 : kWidth > 256 ? 8 : 16) * kPanelLanes;
 constexpr int kTileKeys = kWidth > 512 ? 64 : kWidth > 256 ? 128 : 256;
 constexpr int64_t kWantedTiles = 32;  // of queries, where there are enough rows
+// Staging keys and values takes as long as the products of so many rows.
+constexpr int64_t kStagingRows = 24;
 
 constexpr int kOutputBlockRows = 2 * kUnitRows;  // that are computed at once, the last ones aside
 

@@ -26,6 +26,8 @@ constexpr int kTileRows = (kWideHead ? 2 : 8) * kPanelLanes;
 constexpr int kTileKeys = round_up(kWideHead ? 64 : 128, std::lcm(2 * kBlockRows, 16));
 
 constexpr int64_t kWantedTiles = 64;  // of queries, where there are enough rows
+// Staging keys and values takes as long as the products of so many rows.
+constexpr int64_t kStagingRows = 12;
 
 constexpr int kOutputBlockRows = kBlockRows;  // that are computed at once
 

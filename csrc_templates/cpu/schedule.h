@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 #include "problem.h"
 #include "threads.h"
@@ -48,7 +49,11 @@ class QueryTiles {
   // Tiles have at most `most_rows` rows. They are smaller where there would be fewer of them than
   // `wanted_tiles`, if only for the sake of balance.
   QueryTiles(const Problem& problem, int most_rows, int64_t wanted_tiles)
-      : problem_(problem), tile_rows_(most_rows), wanted_tiles_(wanted_tiles) {}
+      : problem_(problem),
+        most_rows_(most_rows),
+        tile_rows_(most_rows),
+        narrow_rows_(most_rows),
+        wanted_tiles_(wanted_tiles) {}
 
   // It is called once, before all else, and returns false when there is not enough memory.
   bool plan() {
@@ -67,8 +72,8 @@ class QueryTiles {
     if (rows == 0) return true;
 
     // Chosen by the shape alone, not by the number of threads.
-    tile_rows_ =
-        round_up(int(std::min<int64_t>(rows / wanted_tiles_, tile_rows_ - 1) + 1), kPanelLanes);
+    tile_rows_ = narrow_rows_ =
+        round_up(int(std::min<int64_t>(rows / wanted_tiles_, most_rows_ - 1) + 1), kPanelLanes);
     if (kMode == Mode::gm0) {
       number_items();
       return true;
@@ -103,6 +108,31 @@ class QueryTiles {
       heads_at_once_ = std::max<int64_t>(problem_.shape.heads_k / groups, 1);
       number_items();
     }
+  }
+
+  // Gives tiles the rows with which `threads` threads take least, where no sum depends on it: of a
+  // window with a left side the first part begins where the first row of a tile does. Keys and
+  // values are staged in the time of `staging_rows` rows. To be called last.
+  void balance(int64_t threads, int64_t staging_rows) {
+    const bool is_local = kMask == Mask::window && problem_.shape.window_left < kOpenSide;
+    if (has_splits_ && is_local) return;
+    if (tiles_of_rows(kPanelLanes) == tiles_of_rows(most_rows_)) return;
+    const int64_t splits = std::max<int64_t>(count_ / tiles_of_rows(tile_rows_), 1);
+    // Of unequal tiles a thread takes several.
+    const int64_t least_turns = kMask == Mask::window || kMode == Mode::gm1 ? 2 : 1;
+    int64_t least_time = std::numeric_limits<int64_t>::max();
+    for (int rows = kPanelLanes; rows <= most_rows_;
+         rows += kMode == Mode::gm0 ? kPanelLanes : rows) {
+      const int64_t tile = rows + staging_rows, items = tiles_of_rows(rows) * splits;
+      // Without what all tiles have in common. Threads that are equally quick take whole turns;
+      // others end at most one tile after each other.
+      const int64_t turns = std::max((items + threads - 1) / threads, least_turns);
+      const int64_t time = turns * tile + (items * staging_rows + (threads - 1) * tile) / threads;
+      if (time >= least_time) continue;
+      least_time = time;
+      tile_rows_ = rows;
+    }
+    number_items();
   }
 
   int64_t count() const { return count_; }
@@ -170,8 +200,8 @@ class QueryTiles {
     int64_t index, seqlen_k, first_item;
   };
 
-  // More key tiles than any sequence has.
-  static constexpr int64_t kAllTiles = int64_t(1) << 40;
+  // More key tiles than any sequence has, and a side of a window that no sequence reaches.
+  static constexpr int64_t kAllTiles = int64_t(1) << 40, kOpenSide = kAllTiles;
 
   // Counts all items.
   void number_items() {
@@ -191,6 +221,14 @@ class QueryTiles {
     }
   }
 
+  // Query tiles of so many rows, as if no heads were done together.
+  int64_t tiles_of_rows(int64_t tile_rows) const {
+    int64_t sum = 0;
+    for (int64_t b = 0; b < (kMode == Mode::gm0 ? 1 : problem_.shape.batch); ++b)
+      sum += (problem_.seqlen_q(b) * problem_.group_size() + tile_rows - 1) / tile_rows;
+    return sum * problem_.shape.heads_k * (kMode == Mode::gm0 ? problem_.shape.batch : 1);
+  }
+
   // Of all query tiles.
   int64_t key_tiles() const {
     if (kMode == Mode::gm0) return problem_.shape.batch * tiles_of(0) * key_tiles_of(0);
@@ -206,12 +244,14 @@ class QueryTiles {
     const int64_t tile = tiles_of_keys(b).keys;
     int64_t keys = problem_.seqlen_k(b);
     if (kMask == Mask::window && !kSinkTokens)
-      keys = std::min(keys, s.window_left + s.window_right + tile_rows_ + tile);
+      keys = std::min(keys, s.window_left + s.window_right + narrow_rows_ + tile);
     return (keys + tile - 1) / tile;
   }
   int64_t split_tiles_of(int64_t b) const {
-    if (rules_.num_splits == 0) return std::max(tiles_of_keys(b).least, split_tiles_);
-    return std::max<int64_t>((key_tiles_of(b) + rules_.num_splits - 1) / rules_.num_splits, 1);
+    const int64_t tiles = std::max<int64_t>(key_tiles_of(b), 1);
+    const int64_t most = std::max(tiles_of_keys(b).least, split_tiles_);
+    const int64_t splits = rules_.num_splits ? rules_.num_splits : (tiles + most - 1) / most;
+    return (tiles + splits - 1) / splits;
   }
   int64_t splits_of(int64_t b) const {
     const int64_t tiles = split_tiles_of(b);
@@ -240,7 +280,8 @@ class QueryTiles {
   int64_t tiles_of(int64_t b) const { return head_groups(b) * tiles_of_head(b); }
 
   const Problem& problem_;
-  int tile_rows_;
+  int most_rows_, tile_rows_;
+  int narrow_rows_;  // what tiles have before they are balanced
   int64_t wanted_tiles_;
   int64_t heads_side_by_side_ = 1;
   SplitRules rules_{0, 0, {1, 1}, {1, 1}, 0, 0};

@@ -114,17 +114,26 @@ inline auto rows_from(const T* first, int64_t stride) {
   return [=](int64_t j) { return first + j * stride; };
 }
 
+// Calls visit(d) for the elements of a row at which vectors of kCount of them begin. The last one
+// ends with the row, and may have some of those of the one before; but shorter rows, and those that
+// end within an operand, have it behind that one.
+template <int kHdim, int kCount, class Visit>
+inline void for_each_vector(const Visit& visit) {
+  constexpr bool kEndsWithRow = kHdim >= kCount && kHdim % kOperandElements == 0;
+  for (int d = 0; d < kHdim; d += kCount) visit(kEndsWithRow ? std::min(d, kHdim - kCount) : d);
+}
+
 // Rows of keys or values as they are, kStride operands apart, followed by zeros up to a whole
-// register block; row(j) is where row j starts.
+// register block; row(j) is where row j starts. What is behind a row is zero already.
 template <int kHdim, int kStride, class Row>
 void stage_rows(const Row& row, int count, float* to) {
   for (int j = 0; j < count; ++j, to += kStride) {
     const KeyElement* from = row(j);
-    for (int s = 0; s < depth_of(kHdim); s += kLanes) {
+    for_each_vector<kHdim, kVectorElements>([&](int d) {
       KeyElement edge[kVectorElements];
-      simd::store(to + s, Operands::load_along_row<KeyDtype>(
-                              readable<kHdim>(from, s * kOperandElements, edge)));
-    }
+      simd::store(to + d / kOperandElements,
+                  Operands::load_along_row<KeyDtype>(readable<kHdim>(from, d, edge)));
+    });
   }
   std::memset(to, 0, (round_up(count, kBlockRows) - count) * kStride * sizeof(float));
 }
@@ -136,12 +145,12 @@ void stage_columns(const Row& row, int count, float* to) {
   for (int j = 0; j < round_up(count, kBlockRows); j += kOperandElements, to += kStride) {
     const KeyElement* rows[kOperandElements];
     for (int i = 0; i < kOperandElements; ++i) rows[i] = j + i < count ? row(j + i) : kZeros;
-    for (int d = 0; d < kHdim; d += kLanes) {
+    for_each_vector<kHdim, kLanes>([&](int d) {
       KeyElement edges[kOperandElements][kLanes];
       const KeyElement* columns[kOperandElements];
       for (int i = 0; i < kOperandElements; ++i) columns[i] = readable<kHdim>(rows[i], d, edges[i]);
       simd::store(to + d, Operands::load_down_columns<KeyDtype>(columns));
-    }
+    });
   }
 }
 
