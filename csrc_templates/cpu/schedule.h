@@ -75,6 +75,10 @@ class QueryTiles {
     tile_rows_ = narrow_rows_ =
         round_up(int(std::min<int64_t>(rows / wanted_tiles_, most_rows_ - 1) + 1), kPanelLanes);
     if (kMode == Mode::gm0) {
+      // As many tiles of a head, but equally many rows in each.
+      const int64_t of_head = s.seqlen_q * problem_.group_size();
+      const int64_t of_tile = (of_head + tiles_of_head(0) - 1) / tiles_of_head(0);
+      tile_rows_ = narrow_rows_ = round_up(int(of_tile), kPanelLanes);
       number_items();
       return true;
     }
