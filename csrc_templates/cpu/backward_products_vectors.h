@@ -44,14 +44,24 @@ template <int kHdim, int kVectors>
 void add_part_of_block(const Vec (&block)[kBlockRows][kVectors], int keys, bool is_first, int d,
                        float* sums, int64_t stride) {
   constexpr int kWidth = kVectors * kLanes;
+  static constexpr float kZeros[kLanes] = {};
   float values[kBlockRows * kWidth];
 #pragma GCC unroll 16
   for (int r = 0; r < kBlockRows; ++r)
     for (int v = 0; v < kVectors; ++v) simd::store(values + r * kWidth + v * kLanes, block[r][v]);
   for (int r = 0; r < keys; ++r)
-    for (int i = 0; i < std::min(kWidth, kHdim - d); ++i) {
-      float& sum = sums[r * stride + d + i];
-      sum = values[r * kWidth + i] + (is_first ? 0.0f : sum);
+    for (int at = d; at < std::min(d + kWidth, kHdim); at += kLanes) {
+      float edge[kLanes];
+      float* to = sums + r * stride + at;
+      const Vec added = simd::load(values + r * kWidth + at - d);
+      const float* sum = is_first ? kZeros : readable<kHdim>(to - at, at, edge);
+      const Vec all = simd::add(simd::load(sum), added);
+      if (at + kLanes <= kHdim) {
+        simd::store(to, all);
+      } else {
+        simd::store(edge, all);
+        std::memcpy(to, edge, kHdim % kLanes * sizeof(float));
+      }
     }
 }
 

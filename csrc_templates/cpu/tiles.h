@@ -87,7 +87,10 @@ void for_each_row_panel(const Visit& visit) {
   int d = 0;
   for (; d + kPanelLanes - kLanes < kHdim; d += kPanelLanes)
     visit(std::integral_constant<int, kBlockVectors>{}, d);
-  for (; d < kHdim; d += kLanes) visit(std::integral_constant<int, 1>{}, d);
+  // Not compiled where there are none.
+  constexpr int kRest = kHdim % kPanelLanes;
+  if constexpr (0 < kRest && kRest <= kPanelLanes - kLanes)
+    for (; d < kHdim; d += kLanes) visit(std::integral_constant<int, 1>{}, d);
 }
 
 // Cuts `count` rows, whose elements become lanes, into panels: per panel to[row][lane], with room
