@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from math import inf
 from typing import NamedTuple
 
 import torch
@@ -29,7 +28,10 @@ _ELEMENTS |= dict.fromkeys(FP8_NAMES, "FP8") | dict.fromkeys(BF8_NAMES, "BF8")
 _LOAD_BYTES = 16
 # Fewer of a tile are not worth a workgroup.
 _LEAST_STEPS = 8
-_COMBINE_CYCLES = 8000
+# Of what begins and ends a launch, or a round of workgroups of few rows.
+_ENDS_CYCLES, _FEW_ENDS_CYCLES = 7500, 2300
+# Of a launch that adds up parts, and of one of these.
+_COMBINE_CYCLES, _PART_CYCLES = 2500, 620
 # What a product takes, by the bytes of its inputs; of 16 bits 1.
 UNITS = {1: 0.5, 2: 1.0, 4: 8.0}
 # Rows of a tile lie within the reach of a buffer.
@@ -44,6 +46,7 @@ class Tile(NamedTuple):
         at_once: workgroups that a compute unit has room for.
         cycles: that these together take for a step of 16 bits, by the emulator's cost model.
         of_rows: for operands that both lie in rows; for others registers have no room.
+        ahead: steps that registers have room for: of the few rows of gemm_few_rows.hip.in.
     """
 
     m: int
@@ -53,6 +56,7 @@ class Tile(NamedTuple):
     at_once: int
     cycles: int
     of_rows: bool = False
+    ahead: int = 0
 
     @property
     def threads(self) -> int:
@@ -93,10 +97,25 @@ _TILES_OF_FP8: dict[Arch, tuple[Tile, ...]] = {
 }
 
 
-def tiles_of(arch: Arch, dtype: torch.dtype, are_rows: bool) -> list[Tile]:
+# Of few rows, whose workgroups wait for memory; the last one has fewer of them for many columns.
+FEW_ROWS = (
+    Tile(8, 16, (1, 4), 32, 8, 680, of_rows=True, ahead=2),
+    Tile(16, 16, (1, 4), 32, 8, 680, of_rows=True, ahead=2),
+    Tile(16, 32, (1, 4), 16, 8, 680, of_rows=True, ahead=2),
+)
+
+
+def tiles_of(arch: Arch, dtype: torch.dtype, are_rows: bool, m: int) -> list[Tile]:
     """Those that kernels for a dtype have, where both operands lie in rows or not."""
     tiles = (_TILES_OF_FP8 if dtype in FP8 else TILES)[arch]
-    return [tile for tile in tiles if are_rows or not tile.of_rows]
+    few = [tile for tile in FEW_ROWS if m <= tile.m]
+    return [tile for tile in (*few, *tiles) if are_rows or not tile.of_rows]
+
+
+def read_bytes(size: tuple[int, int, int, int], dtype: torch.dtype) -> int:
+    """Of both operands of a product of ``size`` (batch, m, n, k)."""
+    batch, m, n, k = size
+    return batch * (m + n) * k * dtype.itemsize
 
 
 class Operand(NamedTuple):
@@ -170,21 +189,38 @@ class GemmKernel(NamedTuple):
 def kernel_spec(kernel: GemmKernel) -> jit.BuildSpec:
     """The sources and the flags of a kernel."""
     tile = kernel.tile
-    flags = ("a_rows", "b_columns", "has_bias", "has_scale_a", "has_scale_b")
-    values = {
+    flags = ["has_bias", "has_scale_a", "has_scale_b"]
+    flags += [] if tile.ahead else ["a_rows", "b_columns"]
+    values: dict[str, object] = {
         **{name: str(getattr(kernel, name)).lower() for name in flags},
         "kernel": kernel.name,
         "shared_structs": "\n\n".join(each.cpp(DEVICE) for each in (VECTOR, CALL)),
         "element": _ELEMENTS[kernel.dtype],
         "out_element": _ELEMENTS[kernel.out_dtype],
-        **dict(zip(("tile_m", "tile_n"), tile[:2], strict=True)),
-        **dict(zip(("waves_m", "waves_n"), tile.waves, strict=True)),
-        "chunks": tile.chunks,
         "activation": kernel.activation,
         "waves_of_simd": tile.at_once * tile.threads // 256,
     }
+    headers: tuple[str, ...] = ("elements.h", "gemm_results.h")
+    if tile.ahead:
+        blocks = tile.n // tile.m
+        values |= {
+            "rows": tile.m,
+            "blocks": blocks,
+            "waves": tile.waves[1],
+            "loads": tile.chunks * tile.m // 64 // tile.waves[1],
+            "ahead": tile.ahead,
+            "lines_of_b": ", ".join(f"lines_of_b({i})" for i in range(blocks)),
+        }
+        headers += ("sixteen_products.h",)
+    else:
+        values |= {
+            **dict(zip(("tile_m", "tile_n"), tile[:2], strict=True)),
+            **dict(zip(("waves_m", "waves_n"), tile.waves, strict=True)),
+            "chunks": tile.chunks,
+        }
     why = f"the first product of {kernel.dtype} on {kernel.arch}"
-    return device_spec(kernel.name, kernel.arch, "gemm.hip", values, ("elements.h",), why)
+    template = "gemm_few_rows.hip" if tile.ahead else "gemm.hip"
+    return device_spec(kernel.name, kernel.arch, template, values, headers, why)
 
 
 class _GemmLauncher(StructLauncher):
@@ -199,7 +235,8 @@ class _GemmLauncher(StructLauncher):
     ) -> None:
         if kernel not in self._loaded:
             spec = kernel_spec(kernel)
-            names = spec.artifact_name, kernel.name, f"{kernel.name}_combine"
+            combining = "" if kernel.tile.ahead else f"{kernel.name}_combine"
+            names = spec.artifact_name, kernel.name, combining
             self._loaded[kernel] = self.load(jit.read(spec), kernel.tile.threads, *names)
         blocks = kernel.tile.blocks_of_wave if work.sharing else 0
         counts = work.whole + work.sharing, work.shared, blocks
@@ -241,17 +278,30 @@ class Work(NamedTuple):
         """Numbers that sharing workgroups leave, each of two tiles at most."""
         return (self.sharing + self.shared) * tile.m * tile.n if self.sharing else 0
 
-    def cycles(self, tile: Tile, machine: Machine, dtype: torch.dtype) -> float:
-        """Until the last workgroup has ended, and what was shared is added up."""
-        # Steps have as many bytes of all dtypes.
-        of_step = tile.cycles * UNITS[dtype.itemsize] * 2 / dtype.itemsize
-        steps: float = -(-self.whole // (tile.at_once * machine.compute_units)) * self.steps
+    def cycles(self, tile: Tile, machine: Machine, dtype: torch.dtype, read: int) -> float:
+        """Until the last workgroup has ended, and what was shared is added up.
+
+        Args:
+            tile, machine, dtype: what computes.
+            read: bytes, while which come all others wait.
+        """
+        streamed = read / machine.bytes_per_second * machine.clock.peak
+        rounds = -(-self.whole // (tile.at_once * machine.compute_units))
+        cycles = max(self._computing(tile, machine, dtype), streamed)
+        cycles += rounds * _FEW_ENDS_CYCLES if tile.ahead else _ENDS_CYCLES
         if not self.sharing:
-            return steps * of_step
-        steps += self.shared * self.steps / self.sharing
+            return cycles
         # Parts are written and read.
         moved = 2 * 4 * self.parts(tile) / machine.bytes_per_second * machine.clock.peak
-        return steps * of_step + moved + _COMBINE_CYCLES
+        return cycles + moved + _COMBINE_CYCLES + _PART_CYCLES * self.sharing / self.shared
+
+    def _computing(self, tile: Tile, machine: Machine, dtype: torch.dtype) -> float:
+        # Steps have as many bytes of all dtypes, and of few rows they wait for memory alone.
+        of_step = tile.cycles * (1 if tile.ahead else UNITS[dtype.itemsize] * 2 / dtype.itemsize)
+        steps: float = -(-self.whole // (tile.at_once * machine.compute_units)) * self.steps
+        if self.sharing:
+            steps += self.shared * self.steps / self.sharing
+        return steps * of_step
 
     @classmethod
     def choose(
@@ -260,18 +310,20 @@ class Work(NamedTuple):
         """The tile with which it takes least, of ``size`` (batch, m, n, k)."""
         batch, m, n, k = size
         machine = machine_of(target)
+        read = read_bytes(size, dtype)
 
-        least, chosen = inf, None
-        for tile in tiles_of(target.arch, dtype, are_rows):
+        def cost(tile: Tile, work: Work) -> tuple[float, float]:
+            computing = work._computing(tile, machine, dtype)
+            return work.cycles(tile, machine, dtype, read), computing
+
+        choices: list[tuple[Tile, Work]] = []
+        for tile in tiles_of(target.arch, dtype, are_rows, m):
             tiles = batch * -(-m // tile.m) * -(-n // tile.n)
             steps = -(-k * dtype.itemsize // (tile.chunks * _LOAD_BYTES))
-            slots = tile.at_once * target.compute_units
-            for work in (cls.of(tiles, steps, slots), cls(steps, tiles, 0, 0)):
-                cycles = work.cycles(tile, machine, dtype)
-                if cycles < least:
-                    least, chosen = cycles, (tile, work)
-        assert chosen is not None
-        return chosen
+            choices.append((tile, cls(steps, tiles, 0, 0)))
+            if not tile.ahead:
+                choices.append((tile, cls.of(tiles, steps, tile.at_once * target.compute_units)))
+        return min(choices, key=lambda choice: cost(*choice))
 
 
 class _Matrices(NamedTuple):

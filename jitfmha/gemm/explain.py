@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from ..kernels.estimate import machine_of
 from ..planning.target import AmdTarget
 from ..problem.checks import not_a_tensor
 from ..problem.torch_parts import INT8_PRODUCT
-from .amd import UNITS, kernel_spec, planned_product
+from .amd import UNITS, kernel_spec, planned_product, read_bytes
 from .problem import FP8, Activation, MatmulArguments, Product, product_of
 
 
@@ -76,21 +78,21 @@ def _on_gpu(
     kernel, work = planned_product(arguments, product, target)
     tile, a = kernel.tile, arguments.a
     machine = machine_of(target)
-    read = sum(x.nbytes for x in arguments[:2])
+    size = product.batch.numel(), product.m, product.n, product.k
     written = torch.Size(product.shape).numel() * product.out_dtype.itemsize
-    cycles = work.cycles(tile, machine, a.dtype)
-    products = product.batch.numel() * product.m * product.n * product.k * UNITS[a.itemsize]
-    seconds = max(machine.seconds_of(cycles, products), read / machine.bytes_per_second)
+    cycles = work.cycles(tile, machine, a.dtype, read_bytes(size, a.dtype))
+    seconds = machine.seconds_of(cycles, prod(size) * UNITS[a.itemsize])
     # Nothing hides how results are written.
     seconds += written / machine.bytes_per_second
     remarks = [f"A workgroup has a tile of {tile.m} x {tile.n} results."]
     if work.sharing:
         shared = f"{work.sharing} workgroups share the steps of {work.shared} tiles"
         remarks.append(f"{shared}; {work.whole} tiles have one each.")
+    template = "gemm_few_rows" if tile.ahead else "gemm"
     names = kernel.name, *((f"{kernel.name}_combine",) if work.sharing else ())
     return CallExplanation.of_family(target, problem, "torch")._replace(
         kernels=names,
-        source="csrc_templates/amd/gemm.hip.in",
+        source=f"csrc_templates/amd/{template}.hip.in",
         specs=(kernel_spec(kernel),),
         seconds=seconds,
         remarks=tuple(remarks),

@@ -65,12 +65,34 @@ def test_tiles(tile, rng, poisoned_memory, monkeypatch):
     arch = ARCHES[drawn_index(rng, 2) if tile >= 0 else 1]
     dtype = (FORMS[arch][tile % 2], torch.float16)[drawn_index(rng, 2) if tile >= 0 else 0]
     of_rows = tile < 0
-    chosen = amd.tiles_of(arch, dtype, of_rows)[max(tile, 0)]
+    chosen = amd.tiles_of(arch, dtype, of_rows, 17)[max(tile, 0)]
     assert chosen.of_rows == of_rows
     monkeypatch.setattr(amd, "tiles_of", lambda *_: (chosen,))
     a, b = numbers(rng, (chosen.m + 1, 304), dtype), numbers(rng, (304, 300), dtype)
     with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
         check_call(MatmulArguments(a, b.mT.contiguous().mT if tile else b))
+        assert not run.findings()
+
+
+@pytest.mark.parametrize("tile", amd.FEW_ROWS, ids=lambda tile: f"{tile.m}x{tile.n}")
+def test_few_rows(tile, rng, poisoned_memory, monkeypatch):
+    """Around steps and blocks of columns; behind rows and columns there are NaNs."""
+    arch, m = ARCHES[drawn_index(rng, 2)], 1 + drawn_index(rng, tile.m)
+    dtype = dtype_on(arch, DTYPES[drawn_index(rng, len(DTYPES))])
+    monkeypatch.setattr(amd, "tiles_of", lambda *_: (tile,))
+    step = 16 * tile.chunks // dtype.itemsize
+    call = drawn_call(rng, dtype, (8, 8, 8))
+    with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+        for n, k in ((1, 1), (tile.n, step), (tile.n + 1, 2 * step + 1), (3 * tile.n - 1, 0)):
+            batch = (2,) if drawn_index(rng, 2) else ()
+            drawn = drawn_call(rng, dtype, (m, n, k), call, (batch, batch))
+            around = [torch.full((*batch, x, k + step), 77).to(dtype) for x in (m, n)]
+            if dtype.is_floating_point:
+                around = [x.fill_(torch.nan) for x in around]
+            a, b = (x[..., :k] for x in around)
+            a.copy_(drawn.a)
+            b.copy_(drawn.b.mT)
+            check_call(drawn._replace(a=a, b=b.mT))
         assert not run.findings()
 
 
@@ -105,6 +127,15 @@ def test_tiles_of_calls():
             for m, expected in ((8192, (256, 256)), (16, (32, 64))):
                 tile, _ = amd.Work.choose(target, torch.bfloat16, False, (1, m, 8192, 8192))
                 assert tile[:2] == expected
+            for size, expected in (
+                *(((8, 8192, 8192), (8, 16)), ((9, 8192, 8192), (16, 16))),
+                # With many columns; with few, whose k is divided; with more rows.
+                *(((1, 128256, 4096), (16, 32)), ((1, 16, 65536), (32, 64))),
+                ((17, 8192, 8192), (32, 64)),
+            ):
+                tile, work = amd.Work.choose(target, torch.bfloat16, True, (1, *size))
+                assert tile[:2] == expected
+                assert not work.sharing or not tile.ahead
     # Whose parts take as long as the products.
     with jitfmha.emulate("gfx942"):
         target = TARGET_HERE.get()

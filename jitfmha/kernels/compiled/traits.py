@@ -506,7 +506,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
             "is_packed": int(traits.access == "packed_pages"),
         }
     elif traits.decode_blocks:
-        headers = *_HEADERS, "sixteen_rows.h"
+        headers = *_HEADERS, "sixteen_products.h", "sixteen_rows.h"
         values |= {
             # Bytes of keys become fp16, as those of values do.
             "score_dtype": "FP16" if traits.kv_dtype == "int8" else of_queries.scores,
