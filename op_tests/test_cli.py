@@ -18,7 +18,7 @@ from subprocesses import run_python
 import jitfmha
 from jitfmha import jit
 from jitfmha.amd.chips import is_arch
-from jitfmha.bench import SUITES, suite
+from jitfmha.bench import SUITES, sizes, suite
 from jitfmha.bench.report import Report, Row
 from jitfmha.bench.timing import TOLERANCE, Timings, alternate
 from jitfmha.call.dispatch import Explanation
@@ -29,6 +29,7 @@ from jitfmha.kernels.compiled.tiles import tile_table
 from jitfmha.planning.target import Target
 from jitfmha.problem.problem import Problem
 
+_FEW_NUMBERS = ("-M", "3", "-N", "64", "--dtype", "fp32")
 _SHAPE = "seqlen=3,dtype=fp32"
 COMMANDS = (
     *("demo", "doctor", "explain", "kernels", "build", "cache", "bench", "profile"),
@@ -113,11 +114,14 @@ def imported_by(*argv: str) -> set[str]:
         (("bench", "--shapes", _SHAPE, "--quick"), "--quick"),
         (("bench", "--shapes", _SHAPE, "seqlen=3,dtype=fp16", "--roofline", "x.png"), "fp16, fp32"),
         (("bench", "--csv", "x.csv"), "'x.csv'"),
-        (("bench", "--suite", "memory", "-M", "3"), "-M is not for --suite memory"),
-        (("bench", "--suite", "gemm", "-M", "3"), "needs -N and -K"),
-        (("bench", "--suite", "rows", "-M", "8..3", "-N", "3"), "'8..3'"),
-        (("bench", "--shapes", _SHAPE, "-M", "3"), "-M, -N, -K"),
-        (("bench", "--suite", "rows", "--compiled"), "--compiled is for sizes"),
+        (("bench", "--suite", "gemm", "-M", "3"), "-M is for --shapes rows and gemm"),
+        (("bench", "--shapes", "gemm", "-M", "3"), "needs -M and -N and -K"),
+        (("bench", "--shapes", "rows", "-M", "8..3", "-N", "3"), "'8..3'"),
+        (("bench", "--shapes", "rows", "-M", "3", "-N", "3", "--dtype", "fp8"), "--dtype of"),
+        (("bench", "--shapes", "rows", "-M", "3", "-N", "3", "--device", "mps"), "'mps'"),
+        (("bench", "--shapes", "rows", "-M", "3", "-N", "3", "--quick"), "--quick is not for"),
+        (("bench", "--shapes", _SHAPE, "-M", "3"), "-M is for --shapes rows and gemm"),
+        (("bench", "--suite", "rows", "--compiled"), "--compiled is for --shapes"),
         (("bench", "--suite", "memory", "--device", "cpu"), "'cpu'"),
         (("explain", "--mask", "diagonal"), "mask='diagonal'"),
         (("explain", "--hdim", "577"), "577"),
@@ -452,11 +456,7 @@ def test_bench_exit_code_follows_the_bars(run, monkeypatch, measured, code):
         quick: bool,
         progress: Callable[[str], None],
         threads: int | None,
-        shapes: list[tuple[int, ...]],
-        compiled: bool,
     ) -> Report:
-        assert shapes == []
-        assert not compiled
         progress("under way")
         report = Report(name, {"extent": "quick" if quick else "full", "threads": str(threads)})
         report.at_least("speed", measured, 1.4, "x")
@@ -476,23 +476,49 @@ def test_bench_exit_code_follows_the_bars(run, monkeypatch, measured, code):
 
 
 @pytest.mark.parametrize(
-    ("flags", "shapes"),
+    ("flags", "named"),
     [
-        (("rows", "-M", "3", "-N", "5,16..64"), ["3x5", "3x16", "3x32", "3x64"]),
-        (("gemm", "-M", "3", "-N", "5", "-K", "7,8"), ["3 x 5 x 7", "3 x 5 x 8"]),
+        (("rows", "-M", "3", "-N", "5,16..32"), ["3x5", "3x16", "3x32"]),
+        (
+            ("gemm", "-M", "3", "-N", "5", "-K", "7,8", "--dtype", "bf16", "int32"),
+            [f"3 x 5 x {k} {x} nt" for k in (7, 8) for x in ("bfloat16", "int32")],
+        ),
+        (
+            ("gemm", "-M", "3", "-N", "5", "-K", "7", "--dtype", "fp8", "--layout", "nn", "tt"),
+            ["3 x 5 x 7 float8_e4m3fn nn", "3 x 5 x 7 float8_e4m3fn tt"],
+        ),
     ],
 )
-def test_bench_sweeps(run, flags, shapes, monkeypatch):
+def test_bench_sweeps(run, flags, named, monkeypatch):
     """Beside compiled functions, which are not compiled here."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    result = run("bench", "--quick", "--json", "--compiled", "--suite", *flags)
+    monkeypatch.setattr(sizes, "alternate", partial(_briefly, alternate))
+    result = run("bench", "--json", "--compiled", "--shapes", *flags)
     assert result.code == 0
     assert result.json["rows"] == []  # bars are for the suite's own shapes
     figures = [each["what"] for each in result.json["figures"]]
     for each in result.json["figures"]:
         assert ("torch.compile" in each["unit"]) == ("gradients" not in each["what"])
-    assert all(any(shape in figure for figure in figures) for shape in shapes)
-    assert all(any(shape in figure for shape in shapes) for figure in figures)
+    assert all(any(shape in figure for figure in figures) for shape in named)
+    assert all(any(shape in figure for shape in named) for figure in figures)
+
+
+def _briefly(timed, functions, **how):
+    return timed(functions, **how | {"min_seconds": 0.0})
+
+
+@pytest.mark.parametrize(
+    "flags", [("gemm", "-M", "3", "-N", "5", "-K", "7", "--dtype", "fp8"), ("rows", *_FEW_NUMBERS)]
+)
+def test_bench_of_the_cost_model(run, flags):
+    result = run("bench", "--json", "--device", "MI300X", "--shapes", *flags)
+    assert result.code == 0
+    figures = result.json["figures"]
+    assert len(figures) == (1 if "gemm" in flags else 7)
+    for each in figures:
+        assert "by the cost model" in each["unit"]
+        assert each["measured"] > 0
+        assert ("float8_e4m3fnuz" in each["what"]) == ("fp8" in flags)
 
 
 @pytest.mark.parametrize("flags", [("--threads", "0"), ("--suite", "cache", "--threads", "2")])

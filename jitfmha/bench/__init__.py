@@ -10,7 +10,6 @@ because a shared machine drifts; a result is checked before it is timed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -22,16 +21,14 @@ from .report import Progress, Report, Suite, SuiteNotAvailable
 class SuiteInTheList:
     """A suite before it is imported: what it measures, and for how long on two cores of a server.
 
-    ``from_checkout`` ones are among the test rigs, which no wheel carries. ``sizes`` are the names
-    of those that a shape of the suite has, where shapes may be given; ``takes_threads`` says
-    whether their number may be.
+    ``from_checkout`` ones are among the test rigs, which no wheel carries; ``takes_threads`` says
+    whether their number may be given.
     """
 
     what: str
     minutes: float
     quick_minutes: float
     from_checkout: bool = True
-    sizes: str = ""
     takes_threads: bool = False
 
 
@@ -57,13 +54,11 @@ SUITES = {
         "softmax, RMSNorm and LayerNorm over rows on the CPU against torch's",
         *(2, 0.3),
         from_checkout=False,
-        sizes="MN",
     ),
     "gemm": SuiteInTheList(
         "products of matrices on the CPU against torch's",
         *(0.7, 0.1),
         from_checkout=False,
-        sizes="MNK",
     ),
     "emulator": SuiteInTheList(
         "how fast the emulator executes, what its checks cost, and its build", 6, 1
@@ -113,22 +108,12 @@ def run_suite(
     quick: bool,
     progress: Progress,
     threads: int | None = None,
-    shapes: Sequence[tuple[int, ...]] = (),
-    compiled: bool = False,
 ) -> Report:
     """Run one suite of ``SUITES``; ``quick`` measures a part of it, in seconds.
 
-    ``progress`` gets a line for each step, and ``threads`` is for suites that take them. ``shapes``
-    are measured in place of those that the bars are for, by suites whose shapes have ``sizes``, and
-    where torch's functions are to be ``compiled``, too, beside these.
+    ``progress`` gets a line for each step, and ``threads`` is for suites that take them.
     Raises ``RuntimeError`` for a wrong result, and as :func:`suite` does.
     """
-    if shapes:
-        if not SUITES[name].sizes:
-            raise ValueError(f"the suite {name!r} has shapes of its own, got shapes={shapes}")
-        run = import_module(f".{name}", __name__).run
-        report: Report = run(quick, progress, shapes, compiled=compiled)
-        return report
     if threads is None:
         return suite(name)(quick, progress)
     if not SUITES[name].takes_threads:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from statistics import geometric_mean
@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from ..rows.interface import layer_norm, rms_norm, softmax
 from .report import Progress, Report
-from .timing import alternate, beside_torch, compiled_side, machine_here
+from .sizes import Sizes
+from .timing import machine_here
 
 _SHAPES = ((16, 128), (512, 64), (1024, 1000), (4096, 128), (2048, 4096), (64, 131072))
 _QUICK_SHAPES = ((512, 64), (512, 4096))
@@ -23,34 +24,29 @@ _LEAST_MEAN, _LEAST_ANY = 1.2, 0.95
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.02}
 
 
-def run(
-    quick: bool,
-    progress: Progress,
-    given: Sequence[tuple[int, ...]] = (),
-    *,
-    compiled: bool = False,
-) -> Report:
+def run(quick: bool, progress: Progress, sizes: Sizes | None = None) -> Report:
     """Measure with torch's threads; the bars are ratios of times to those of torch's functions.
 
-    They are for the suite's own shapes: of ``given`` ones, rows and columns, there are figures,
-    where asked for also of what has no gradients beside torch's functions ``compiled``.
+    They are for the suite's own shapes: of given ``sizes`` there are figures alone.
     """
     report = Report("rows", machine_here())
-    shapes, dtypes = (_QUICK_SHAPES, _DTYPES[:2]) if quick else (_SHAPES, _DTYPES)
+    asked = Sizes(_QUICK_SHAPES if quick else _SHAPES) if sizes is None else sizes
     ratios: dict[str, list[float]] = {}
-    for shape, dtype in product(given or shapes, dtypes):
+    dtypes = asked.torch_dtypes(_DTYPES[:2] if quick else _DTYPES)
+    for shape, dtype in product(asked.shapes, dtypes):
         for what, moved, ours, theirs in _pairs(shape, dtype):
-            for one, other in zip(ours(), theirs(), strict=True):
-                bound = _TOLERANCE[dtype] * (1 + float(other.abs().max()))
-                assert float((one - other).abs().max()) <= bound, f"{what} of {shape}"
-            sides = [ours, theirs, *compiled_side(theirs, compiled and "gradients" not in what)]
-            times = alternate(sides, min_seconds=0.1 if quick else 0.3, calls=4)
-            ratios.setdefault(what, []).append(times.ratio(1, 0))
             name = f"{what}, {'x'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}"
-            gbytes = moved / times.best(0) / 1e9
-            report.figure(name, gbytes, f"GB/s, {beside_torch(times)}")
-            progress(f"{name}: {beside_torch(times)}")
-    for what, each in () if given else ratios.items():
+            for one, other in zip(ours(), theirs(), strict=True) if asked.device is None else ():
+                bound = _TOLERANCE[dtype] * (1 + float(other.abs().max()))
+                assert float((one - other).abs().max()) <= bound, name
+            lasting = 0.1 if quick else 0.3
+            measured = asked.measure(
+                ours, theirs, seconds=lasting, compiles="gradients" not in what
+            )
+            ratios.setdefault(what, []).append(measured.ratio)
+            report.figure(name, moved / measured.seconds / 1e9, f"GB/s, {measured.text}")
+            progress(f"{name}: {measured.seconds * 1e6:.1f} us, {measured.text}")
+    for what, each in ratios.items() if sizes is None else ():
         mean = geometric_mean(each)
         report.at_least(f"{what}: geometric mean over torch's", mean, _LEAST_MEAN, "x")
         report.at_least(f"{what}: lowest over torch's", min(each), _LEAST_ANY, "x")

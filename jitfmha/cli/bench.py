@@ -13,28 +13,38 @@ from typing import Any
 
 import torch
 
-from ..bench import SUITES, run_suite
+from ..bench import SUITES, gemm, rows, run_suite
 from ..bench.memory import bandwidths, peak_gflops
 from ..bench.over_peers import Measurement, measure
 from ..bench.peers import PEERS, Peer
 from ..bench.plots import PlotError, check_plot, plot_over_seqlen, plot_roofline
 from ..bench.report import Comparison, Report, Row, SuiteNotAvailable
 from ..bench.shapes import Shape, shapes_of
+from ..bench.sizes import Sizes
+from ..emulator.session import named_device
 from ..jit.regular_file import write_whole
 from .exit_codes import FAILED, OK, UsageError
 from .output import ProgressBar, fields, print_json, show, table
 
 _OF_SHAPES = ("peers", "device", "seconds", "csv", "plot", "roofline")
+_SIZES = {"rows": "MN", "gemm": "MNK"}
+_OF_SIZES = ("M", "N", "K", "dtype", "layout", "compiled")
+_DTYPES_OF_ROWS = ("fp32", "bf16", "fp16")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the suite or the shapes, and print the report."""
+    if args.shapes is not None and len(args.shapes) == 1 and args.shapes[0] in _SIZES:
+        return _run_sizes(args, args.shapes[0])
+    for name in _OF_SIZES:
+        if getattr(args, name):
+            raise UsageError(f"{_flag(name)} is for --shapes rows and gemm alone")
     if args.shapes is not None:
         return _run_shapes(args)
     for name in _OF_SHAPES:
         if getattr(args, name) is not None:
             raise UsageError(f"--{name} is for --shapes alone, got {getattr(args, name)!r}")
-    suite, shapes = SUITES[args.suite], _shapes_of_suite(args)
+    suite = SUITES[args.suite]
     if args.threads is not None and (args.threads < 1 or not suite.takes_threads):
         takers = " and ".join(name for name, each in SUITES.items() if each.takes_threads)
         raise UsageError(
@@ -55,11 +65,13 @@ def run(args: argparse.Namespace) -> int:
                 quick=args.quick,
                 progress=step,
                 threads=args.threads,
-                shapes=shapes,
-                compiled=args.compiled,
             )
         except SuiteNotAvailable as error:
             raise UsageError(str(error)) from None
+    return _tell(args, report)
+
+
+def _tell(args: argparse.Namespace, report: Report) -> int:
     if args.json:
         print_json(report.to_dict())
     else:
@@ -67,26 +79,34 @@ def run(args: argparse.Namespace) -> int:
     return OK if report.met else FAILED
 
 
-def _shapes_of_suite(args: argparse.Namespace) -> list[tuple[int, ...]]:
-    """All that -M, -N and -K make together; none where none of them is given."""
-    sizes, given = SUITES[args.suite].sizes, [name for name in "MNK" if getattr(args, name)]
-    for name in given:
-        if name not in sizes:
-            raise UsageError(f"-{name} is not for --suite {args.suite}")
-    if not given:
-        if args.compiled:
-            raise UsageError("--compiled is for sizes that -M, -N and -K give")
-        return []
-    if missing := [f"-{name}" for name in sizes if name not in given]:
-        raise UsageError(f"--suite {args.suite} needs {' and '.join(missing)}, too")
-    return list(product(*(getattr(args, name) for name in sizes)))
+def _run_sizes(args: argparse.Namespace, kind: str) -> int:
+    """Of all that -M, -N and -K make together."""
+    for name in ("quick", "threads", *(x for x in _OF_SHAPES if x != "device")):
+        if getattr(args, name) not in (None, False):
+            raise UsageError(f"--{name} is not for --shapes {kind}")
+    names = _SIZES[kind]
+    given = [name for name in "MNK" if getattr(args, name)]
+    if given != list(names):
+        needed = " and ".join(f"-{name}" for name in names)
+        raise UsageError(f"--shapes {kind} needs {needed}, got {given or 'none'}")
+    if kind == "rows" and (args.layout or set(args.dtype or ()) - set(_DTYPES_OF_ROWS)):
+        raise UsageError(f"--shapes rows has no --layout, and --dtype of {_DTYPES_OF_ROWS}")
+    is_here = args.device in (None, "cpu")
+    try:
+        device = None if is_here else named_device(args.device, "--device")
+        shapes = list(product(*(getattr(args, name) for name in names)))
+        layouts = args.layout or ("nt",)
+        sizes = Sizes(shapes, args.dtype or (), layouts, args.compiled, device)
+        with ProgressBar(len(shapes)) as bar:
+            report = {"rows": rows.run, "gemm": gemm.run}[kind](False, bar.line, sizes)
+    except (ValueError, NotImplementedError) as error:
+        raise UsageError(str(error)) from None
+    return _tell(args, report)
 
 
 def _run_shapes(args: argparse.Namespace) -> int:
     if args.quick or args.threads is not None:
         raise UsageError("--quick and --threads are for suites, not for --shapes")
-    if args.M or args.N or args.K or args.compiled:
-        raise UsageError("-M, -N, -K and --compiled are for --suite rows and gemm alone")
     seconds = 2.0 if args.seconds is None else args.seconds
     if not 0 <= seconds <= 3600:
         raise UsageError(f"--seconds must be from 0 to 3600, got {args.seconds}")
@@ -109,6 +129,10 @@ def _run_shapes(args: argparse.Namespace) -> int:
         _print_measurements(measurements)
     is_wrong = any(x.difference is not None and x.seconds is None for x in measurements)
     return FAILED if is_wrong else OK
+
+
+def _flag(name: str) -> str:
+    return f"-{name}" if len(name) == 1 else f"--{name}"
 
 
 def _shapes(texts: list[str]) -> list[Shape]:

@@ -530,16 +530,21 @@ def _add_bench(commands: Any) -> None:
         type=_shape,
         nargs="+",
         metavar="SHAPE",
-        help=_SHAPES,
+        help=f"{_SHAPES}; or rows or gemm, softmax and norms or products of the sizes below",
     )
     flag = parser.add_argument
     flag("--quick", action="store_true", help="only a part of the suite, for a first impression")
     threads = "of both sides in the suites cpu (default: 2) and models (default: torch's)"
     flag("--threads", type=int, metavar="N", help=threads)
     for name, what_it_is in (("M", "rows"), ("N", "columns"), ("K", "what products sum over")):
-        of = f"with --suite rows or gemm, measured in place of its shapes: {what_it_is}, such as "
-        flag(f"-{name}", type=_sweep, metavar="SIZES", help=f"{of}4096, 512,1000 or 256..8192")
-    compiled = "with these sizes: also beside torch's functions compiled by torch.compile"
+        of = f"with --shapes rows or gemm: {what_it_is}, such as 4096, 512,1000 or 256..8192"
+        flag(f"-{name}", type=_sweep, metavar="SIZES", help=of)
+    dtypes = ("fp32", "bf16", "fp16", "fp8", "bf8", "int8", "int32")
+    named = f"with --shapes rows (the first three) or gemm: of {', '.join(dtypes)}"
+    flag("--dtype", nargs="+", choices=dtypes, metavar="DTYPE", help=named)
+    layouts = "with --shapes gemm: of a and b, n or t each, where nt has b as weights (default: nt)"
+    flag("--layout", nargs="+", choices=("nn", "nt", "tn", "tt"), metavar="LAYOUT", help=layouts)
+    compiled = "with --shapes rows or gemm: also beside torch's functions by torch.compile"
     flag("--compiled", action="store_true", help=compiled)
     flag(
         "--peers",
@@ -548,7 +553,11 @@ def _add_bench(commands: Any) -> None:
         help="with --shapes: who else is timed, of sdpa, sdpa-math, sdpa-flash, sdpa-efficient, "
         "sdpa-cudnn, flex, flash-attn, aiter and xformers (default: all that are installed)",
     )
-    flag("--device", help="with --shapes: as cpu or cuda (default: cuda, else cpu)")
+    where = (
+        "with --shapes: as cpu or cuda (default: cuda, else cpu); of rows and gemm cpu, or a chip "
+        "such as MI355X, whose times are the cost model's (default: cpu)"
+    )
+    flag("--device", help=where)
     seconds = "with --shapes: how long a shape is timed, all peers together (default: 2)"
     flag("--seconds", type=float, help=seconds)
     flag("--csv", metavar="FILE", help="with --shapes: write the figures there")

@@ -89,7 +89,7 @@ TILES: dict[Arch, tuple[Tile, ...]] = {
 _TILES_OF_FP8: dict[Arch, tuple[Tile, ...]] = {
     "gfx942": TILES["gfx942"],
     "gfx950": (
-        Tile(256, 256, (4, 2), 8, 1, 2280, of_rows=True),
+        Tile(256, 256, (4, 2), 8, 1, 2280),
         Tile(256, 128, (4, 2), 8, 1, 1610),
         Tile(128, 128, (2, 2), 8, 2, 1650),
         *TILES["gfx950"][2:],

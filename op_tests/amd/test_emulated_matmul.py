@@ -59,18 +59,40 @@ def test_ends_of_rows(arch, rng, poisoned_memory):
         assert not run.findings()
 
 
-@pytest.mark.parametrize("tile", range(-1, 4))
+@pytest.mark.parametrize("tile", range(5))
 def test_tiles(tile, rng, poisoned_memory, monkeypatch):
-    """The one before the first is for rows of fp8 alone."""
-    arch = ARCHES[drawn_index(rng, 2) if tile >= 0 else 1]
-    dtype = (FORMS[arch][tile % 2], torch.float16)[drawn_index(rng, 2) if tile >= 0 else 0]
-    of_rows = tile < 0
-    chosen = amd.tiles_of(arch, dtype, of_rows, 17)[max(tile, 0)]
-    assert chosen.of_rows == of_rows
+    """The last one is of fp8 and bf8 alone, and of gfx950."""
+    arch = ARCHES[drawn_index(rng, 2) if tile < 4 else 1]
+    dtype = FORMS[arch][tile % 2]
+    if tile < 4:
+        dtype = (dtype, torch.float16, torch.int8)[drawn_index(rng, 3)]
+    chosen = amd.tiles_of(arch, dtype, False, 17)[tile]
     monkeypatch.setattr(amd, "tiles_of", lambda *_: (chosen,))
     a, b = numbers(rng, (chosen.m + 1, 304), dtype), numbers(rng, (304, 300), dtype)
+    a, b = (x.mT.contiguous().mT if drawn_index(rng, 2) else x for x in (a, b))
     with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
-        check_call(MatmulArguments(a, b.mT.contiguous().mT if tile else b))
+        check_call(MatmulArguments(a, b))
+        assert not run.findings()
+
+
+@pytest.mark.parametrize("dtype", ["e4m3", "e5m2", torch.int8], ids=str)
+def test_lines_of_bytes(dtype, rng, poisoned_memory, monkeypatch):
+    """By the largest tile, around steps and chunks of lines, behind which there are NaNs."""
+    arch = "gfx950"
+    dtype = dtype_on(arch, dtype)
+    monkeypatch.setattr(amd, "tiles_of", lambda *_: amd.TILES[arch][:1])
+    is_line = drawn_index(rng, 3)  # of a alone, of b alone, or of both
+    with jitfmha.emulate(arch, check=True) as run:
+        for m, n, k in ((257, 40, 129), (16, 256, 128), (33, 300, 100)):
+            operands = []
+            for side, rows in enumerate((m, n)):
+                has_lines = is_line in (side, 2)
+                shape = (k, rows) if has_lines else (rows, k)
+                filling = torch.nan if dtype.is_floating_point else 77
+                around = torch.full((shape[0] + 1, -(-shape[1] // 16) * 16 + 64), filling).to(dtype)
+                x = around[: shape[0], : shape[1]].copy_(numbers(rng, shape, dtype))
+                operands.append(x.mT if has_lines else x)
+            check_call(MatmulArguments(operands[0], operands[1].mT))
         assert not run.findings()
 
 
