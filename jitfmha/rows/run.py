@@ -32,6 +32,7 @@ RowResults = tuple[Tensor, Tensor | None, Tensor | None]
 _LEAST_BLOCK_ROWS, _LEAST_BLOCK_ELEMENTS, _MOST_BLOCKS = 8, 1 << 14, 64
 # A compute unit has one at most, so that there are few parts to add up.
 _LEAST_ROWS_OF_WORKGROUP = 4
+_NO_MEMORY = "the CPU kernel of rows could not allocate its scratch memory"
 
 
 def run_rows(arguments: RowArguments) -> RowResults:
@@ -70,18 +71,21 @@ class _Kernel:
         x = tensors[0]
         assert x is not None
         self.rows, self._columns = x.shape[:-1].numel(), x.shape[-1]
-        self._pack = CALLS[direction].packer.pack
+        self.pack = CALLS[direction].packer.pack
         self._eps, self._wanted, self._device = eps, wanted, x.device
         self._target = target = target_of(x.device)
         self._wants_huge_pages = x.is_cpu and x.nbytes >= HUGE_PAGES_FROM_BYTES
         self._are_plain = all(each is None or each.is_contiguous() for each in tensors)
         self._most_stride = None if isinstance(target, CpuTarget) else MOST_STRIDE
-        self._entry = self._amd = None
+        self.entry = self._amd = None
         if isinstance(target, AmdTarget):
             self._amd = AmdRows(traits, direction, target, self.rows, self._columns)
         elif self.rows:
-            self._entry = cpu_entry(traits, direction, target.isa)
+            self.entry = cpu_entry(traits, direction, target.isa)
         self._blocks = self._blocks_of_gradients(1) if direction == "backward" else 0
+        self.is_quick = self.entry is not None and self._are_plain and not self._wants_huge_pages
+        # Of a forward call whose rows follow each other: what stands behind its tensors.
+        self.sizes = (self._columns, self._columns, self.rows, self._columns, 0, eps)
 
     def launch(
         self,
@@ -113,13 +117,13 @@ class _Kernel:
             partial = torch.empty(size, dtype=torch.float32, device=self._device)
         pointers.append(0 if partial is None else partial.data_ptr())
         pointers.append(0 if words is None else words.data_ptr())
-        packed = self._pack(*pointers, *strides, self.rows, columns, blocks, self._eps)
+        packed = self.pack(*pointers, *strides, self.rows, columns, blocks, self._eps)
         if amd:
             counts = blocks * kernel.shares, kernel.combining, self._wanted
             # They have to live as long as the kernel runs.
             amd.start(kernel.address, counts, packed, (*tensors, partial, words))
-        elif self._entry and self._entry(packed):
-            raise MemoryError("the CPU kernel of rows could not allocate its scratch memory")
+        elif self.entry and self.entry(packed):
+            raise MemoryError(_NO_MEMORY)
 
     def _as_rows(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         return [None if x is None else as_rows(x, self._most_stride) for x in tensors]
@@ -153,7 +157,25 @@ def _prepare(arguments: RowArguments) -> Run:
         kernel.launch((x, residual), (weight, bias), (out, total, scale))
         return out, total, scale
 
-    return run
+    pack, entry, sizes = kernel.pack, kernel.entry, kernel.sizes
+
+    def run_plain(
+        x: Tensor, _: Tensor | None, weight: Tensor | None, bias: Tensor | None
+    ) -> RowResults:
+        # The same, with nothing left to ask.
+        out = _empty_like(x)
+        of_weight = 0 if weight is None else weight.data_ptr()
+        of_bias = 0 if bias is None else bias.data_ptr()
+        packed = pack(x.data_ptr(), 0, of_weight, of_bias, out.data_ptr(), 0, 0, 0, 0, *sizes)
+        if entry(packed):  # type: ignore[misc]
+            raise MemoryError(_NO_MEMORY)
+        return out, None, None
+
+    is_more = residual is not None or out_dtype not in (None, x.dtype)
+    return run_plain if kernel.is_quick and not is_more else run
+
+
+_empty_like = torch.empty_like
 
 
 def _prepare_backward(arguments: RowBackwardArguments) -> Run:
