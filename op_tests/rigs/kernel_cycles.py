@@ -64,6 +64,10 @@ _BACKWARD = tuple(
 _LENGTHS, _LENGTHS_IN_DECODE = (512, 2048), (128, 2048)
 
 
+# Of each sequence. Sequences are the same memory, so that workgroups find most of it in caches, as
+# they do where several have the same keys, and some of it comes from HBM, for which they wait.
+_HEADS = 16
+
 # The columns that are measured; those before them say of which kernel.
 _MEASURED = ("cycles_of_row", "cycles_once")
 
@@ -111,9 +115,9 @@ def _kinds() -> Iterator[_Kind]:
 
 
 def _profiles(arch: chips.Arch, kind: _Kind, heads: int, length: int) -> tuple[LaunchProfile, ...]:
-    """Of launches with one tile of each head; none where the family does not serve it.
+    """Of launches with one tile of each of at most so many ``heads`` of all sequences together.
 
-    All heads have the same queries, keys and values: what they are changes no cost.
+    None where the family does not serve it.
     """
     dtype = torch_dtype(kind.dtype, arch)
     hdim_q, hdim_v = kind.hdims
@@ -124,10 +128,12 @@ def _profiles(arch: chips.Arch, kind: _Kind, heads: int, length: int) -> tuple[L
     elif kind.part not in ("forward", "dq"):
         rows_q, rows_k = rows_k, rows_q
 
-    def expanded(rows: int, hdim: int, heads: int = heads) -> Tensor:
-        return aligned(dtype, 1, rows, 1, hdim).fill_(1).expand(1, rows, heads, hdim)
+    batch = heads // _HEADS
 
-    q = expanded(rows_q, hdim_q, gqa * heads)
+    def expanded(rows: int, hdim: int, heads: int = _HEADS) -> Tensor:
+        return aligned(dtype, 1, rows, heads, hdim).expand(batch, rows, heads, hdim)
+
+    q = expanded(rows_q, hdim_q, gqa * _HEADS)
     k, v = expanded(rows_k, hdim_q), expanded(rows_k, hdim_v)
     is_deterministic = kind.part == "deterministic"
     threads = 1 if is_deterministic else None
@@ -142,7 +148,7 @@ def _profiles(arch: chips.Arch, kind: _Kind, heads: int, length: int) -> tuple[L
                 fmha_fwd(q, k, v, mask=2 if kind.is_masked else 0, num_splits=num_splits)
                 return run.profiles()[:1]
             out = expanded(rows_q, hdim_v)
-            lse = torch.full((1, heads, rows_q), 10.0)
+            lse = torch.full((batch, _HEADS, rows_q), 10.0)
             # Under a mask of the one corner the queries of a tile see all keys before it, of the
             # other one the keys of a tile are seen by all queries behind it.
             corner = 2 if kind.part == "dq" else 1
@@ -210,10 +216,14 @@ def _measured(arch: chips.Arch, kind: _Kind) -> _Measured | None:
             assert [x.kernel for x in profiles] == [x.kernel for x in found], kind
         cycles = [_cycles_of(profiles) for profiles in launches]
         slope = (cycles[1] - cycles[0]) / (lengths[1] - lengths[0])
-        of_row.append(f"{slope:.2f}")
-        once.append(f"{cycles[0] - slope * lengths[0]:.0f}")
+        of_row.append(_rounded(slope))
+        once.append(_rounded(cycles[0] - slope * lengths[0]))
     kernel = arch, first.kernel, kind.kernels == "compiled" and kind.rows
     return _Measured(kernel, (arch, *kind.row, " ".join(of_row), " ".join(once)))
+
+
+def _rounded(value: float) -> str:
+    return f"{float(f'{value:.3g}'):g}"
 
 
 def _cycles_of(profiles: tuple[LaunchProfile, ...]) -> int:
