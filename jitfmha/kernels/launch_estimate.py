@@ -31,16 +31,19 @@ _MOST_SCHEDULED = 512
 _MOST_PAIRS = 64
 # Cycles of a workgroup that has no rows, by the cost model 1000 to 2000.
 _CYCLES_OF_NO_ROWS = 1500.0
-# Those in which a workgroup finds where its packed sequence lies, by the cost model 650 to 1030.
-_CYCLES_OF_PLACE = 900.0
+# Those in which a workgroup finds where its packed sequence lies, by the cost model 850 to 1030,
+# and 650 to 860 of kernels for few rows.
+_CYCLES_OF_PLACE, _CYCLES_OF_PLACE_IN_DECODE = 950.0, 700.0
 # kTailRounds in forward_gm1.h.
 _ROUNDS_IN_TURN = 3
-# Of what memory takes for the keys of a wave, how much the wave waits for them, by the cost model:
-# of kernels that have one tile on its way, with keys that nobody else reads, 0.6 to 0.97.
-WAITED_FOR = 0.8
-# The same of kernels that ask for more as soon as there is room: units compute while it comes. But
-# they begin by asking for so many bytes a workgroup, as many as their registers have room for.
-_WAITED_FOR_IN_DECODE = 0.0
+# From where a wave asks HBM for a tile of keys or queries until it has it, and the tile's rows: by
+# the cost model 1300 to 2200 where one tile is on its way. The wave computes meanwhile.
+_CYCLES_ON_THE_WAY, _ROWS_ON_THE_WAY = 1500.0, 32
+# Before their first product workgroups ask for so many keys with values, by the cost model: where
+# one tile is on its way, and of ready kernels with several.
+_KEYS_BEGUN, _KEYS_BEGUN_READY, _KEYS_BEGUN_OF_SEVERAL = 16, 48, 128
+# Kernels for few rows ask for more as soon as there is room: units compute while it comes. But they
+# begin by asking for so many bytes a workgroup, as many as their registers have room for.
 _BEGUN_IN_DECODE = 65536
 # Multiplications of a compute unit in a cycle, with inputs of 16 bits; and how many times as long
 # products of others take. Of fp8 compiled kernels make the second one with 16 bits.
@@ -231,6 +234,13 @@ def _shares(unevenness: int, counts: int) -> Sequence[float]:
     return shares
 
 
+class SeenKeys(NamedTuple):
+    """What the rows of a tile see: how many keys, and how many tiles of these all rows see."""
+
+    every: int
+    whole: int
+
+
 class Moved(NamedTuple):
     """Bytes that HBM moves for a launch: at its ends, and in its main loop."""
 
@@ -336,15 +346,24 @@ class Machine(NamedTuple):
         of_matrix = products / (_UNIT_PRODUCTS[self.arch] * self.compute_units)
         return self.clock.seconds(cycles, of_matrix)
 
-    def overlapped(self, compute: float, moved: Moved, waves: float, waited_for: float) -> float:
-        """Seconds of a launch that computes so long and moves so much, with so many waves a SIMD.
+    def overlapped(self, compute: float, moved: Moved, waited: float) -> float:
+        """Seconds of a launch that computes so long, moves so much and waits so long for that.
 
-        A wave waits for a share of what it loads, ``waited_for``, while others of its SIMD compute.
-        Nothing hides what comes before and behind that.
+        Nothing hides what comes before and behind its main loop.
         """
         ends = moved.at_ends / self.bytes_per_second
         streamed = moved.streamed / self.bytes_per_second
-        return max(ends + streamed, compute + ends + waited_for * streamed / waves)
+        return ends + max(streamed, compute + waited)
+
+    def waits(self, looped: float, of_row: float, moved: Moved, shared: int) -> float:
+        """The seconds that waves with one tile on its way wait for what the main loop moves.
+
+        Of ``shared`` workgroups of a unit each has its share of that to wait for, while it computes
+        for so many seconds, ``looped``, or cycles for each row, less the time on the way.
+        """
+        computed_meanwhile = max(1 - _CYCLES_ON_THE_WAY / (_ROWS_ON_THE_WAY * of_row), 0.0)
+        of_workgroup = moved.streamed / self.bytes_per_second / shared
+        return max(of_workgroup - computed_meanwhile * looped, 0.0)
 
 
 def _total(values: Sequence[float]) -> float:
@@ -471,6 +490,7 @@ class ForwardEstimate:
         if call.is_fp8:
             slowness = _COMPILED_FP8_PRODUCTS if kernel.is_compiled else _FP8_PRODUCTS
         of_query = call.hdim_q * call.q_bytes + call.hdim_v * call.out_bytes
+        of_place = _CYCLES_OF_PLACE_IN_DECODE if kernel.is_decode else _CYCLES_OF_PLACE
         return cls(
             machine,
             call,
@@ -480,7 +500,7 @@ class ForwardEstimate:
             row.ts_kv,
             kernel.measured(measured, row.ts_qo),
             lines,
-            _CYCLES_OF_PLACE if call.is_group else 0.0,
+            of_place if call.is_group else 0.0,
             call.heads_k * kernel.slices,
             heads_in_turn,
             call.batch * call.heads_q * of_query,
@@ -522,6 +542,8 @@ class ForwardEstimate:
         step = -(-every_tile // MOST_TILES)
         of_sequences: list[Sequence[float]] = []
         sizes: list[float] = []
+        passed = 0.0
+        looped = 0.0
         products = 0.0
         for i in range(len(tiles)):
             rows = queries[i] * self.kernel.rows_of_query
@@ -533,11 +555,15 @@ class ForwardEstimate:
                 queries[i], round(lengths.keys[i] * seqlen_k), tiles[i], step
             )
             of_tiles: list[float] = []
-            for keys in counts:
-                size = self.cycles_of_place + cycles.of_workgroup(shared, keys / num_splits)
+            for seen in counts:
+                keys = seen.every / num_splits
+                of_tile = cycles if seen.whole > 0 or num_splits > 1 else self._short(cycles)
+                size = self.cycles_of_place + of_tile.of_workgroup(shared, keys)
                 of_tiles.append(size)
                 sizes.append(size)
-                products += keys / num_splits * cycles.rows
+                passed += keys
+                looped += keys * of_tile.of_row[shared - 1]
+                products += keys * cycles.rows
                 cycles = of_others
             of_sequences.append(of_tiles)
         workgroups = -(-self.lines * every_tile * num_splits // len(tiles))
@@ -552,12 +578,31 @@ class ForwardEstimate:
             )
         products *= workgroups / len(sizes) * self.products_of_key
         compute = machine.seconds_of(launch, products)
-        key_bytes = seqlen_k * self.key_bytes
-        begun = min(workgroups * _BEGUN_IN_DECODE, key_bytes) if self.kernel.is_decode else 0
+        key_bytes = 1.0 * seqlen_k * self.key_bytes
+        begun = self._begun_bytes(workgroups, passed / len(sizes), key_bytes)
         moved = Moved(seqlen_q * self.query_bytes + begun, key_bytes - begun)
-        waves = shared * max(self.ts_qo / _ROWS_OF_SIMDS, 1.0)
-        waited_for = _WAITED_FOR_IN_DECODE if self.kernel.is_decode else WAITED_FOR
-        return machine.overlapped(compute, moved, waves, waited_for)
+        waited = 0.0
+        if looped > 0 and self._has_one_tile_on_its_way():
+            of_row = self._cycles_of(self.ts_qo).of_row[shared - 1]
+            waited = machine.waits(compute * looped / _total(sizes), of_row, moved, shared)
+        return machine.overlapped(compute, moved, waited)
+
+    def _begun_bytes(self, workgroups: int, keys: float, key_bytes: float) -> float:
+        """Those of keys and values that are asked for before products hide them.
+
+        Workgroups go through so many ``keys`` on average.
+        """
+        if self.kernel.is_decode:
+            return min(1.0 * workgroups * _BEGUN_IN_DECODE, key_bytes)
+        begun = _KEYS_BEGUN
+        if not self.kernel.is_compiled:
+            is_small = self._has_one_tile_on_its_way()
+            begun = _KEYS_BEGUN_READY if is_small else _KEYS_BEGUN_OF_SEVERAL
+        return key_bytes * min(begun / max(keys, 1.0), 1.0)
+
+    def _has_one_tile_on_its_way(self) -> bool:
+        """Ready kernels with two waves of a SIMD have several, as those for few rows do."""
+        return self.ts_qo <= _ROWS_OF_SIMDS and not self.kernel.is_decode
 
     def _cycles_in_order(
         self,
@@ -678,11 +723,28 @@ class ForwardEstimate:
             return self.cycles[0]
         return self.cycles[0].towards(self.cycles[1], rows)
 
-    def _keys_of_tiles(self, seqlen_q: int, seqlen_k: int, tiles: int, step: int) -> Sequence[int]:
+    def _short(self, cycles: KernelCycles) -> KernelCycles:
+        """Those of workgroups that see no tile of keys whole, if they were measured."""
+        return self.cycles[2] if len(self.cycles) > 2 else cycles
+
+    def _keys_of_tiles(
+        self, seqlen_q: int, seqlen_k: int, tiles: int, step: int
+    ) -> Sequence[SeenKeys]:
         """The keys that workgroups go through, by their tiles."""
         queries = self.ts_qo / self.kernel.rows_of_query
-        keys: list[int] = []
-        for span in spans_of_tiles(self.call.band, seqlen_q, seqlen_k, tiles, queries, step):
+        band = self.call.band
+        spans = spans_of_tiles(band, seqlen_q, seqlen_k, tiles, queries, step)
+        keys: list[SeenKeys] = []
+        for number in range(len(spans)):
+            span = spans[number]
+            whole = span.end - span.begin
+            if not band.is_none():
+                first = int((tiles - 1 - number * step) * queries)
+                last = min(int(first + queries), seqlen_q) - 1
+                seen_by_first = band.seen(first, first, seqlen_q, seqlen_k)
+                seen_by_last = band.seen(last, last, seqlen_q, seqlen_k)
+                whole = max(seen_by_first.end - seen_by_last.begin, 0)
             count = span.end - span.begin + min(self.call.sink_size, span.begin)
-            keys.append(-(-count // self.ts_kv) * self.ts_kv)
+            every = -(-count // self.ts_kv) * self.ts_kv
+            keys.append(SeenKeys(every, whole // self.ts_kv))
         return keys

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from .launch_estimate import (
     MOST_TILES,
-    WAITED_FOR,
     Band,
     KernelCycles,
     Lengths,
@@ -233,4 +232,12 @@ def _kernel_seconds(
     # Rows of a query are loaded even where it sees nothing; of the others those that anyone sees.
     loaded = 1.0 if is_of_queries else seeing / len(counts)
     moved = Moved(2 * widths * of_own * own * loaded, widths * of_other * max(last - first, 0))
-    return machine.overlapped(machine.seconds_of(launch, total), moved, shared, WAITED_FOR)
+    compute = machine.seconds_of(launch, total)
+    waited = 0.0
+    # Ready kernels have several tiles on their way.
+    if kernels.is_compiled and every > 0:
+        mean = every / len(passed)
+        of_row = cycles.of_row[shared - 1]
+        looped = compute * of_row * mean / cycles.of_workgroup(shared, mean)
+        waited = machine.waits(looped, of_row, moved, shared)
+    return machine.overlapped(compute, moved, waited)

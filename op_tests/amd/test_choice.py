@@ -22,7 +22,7 @@ from jitfmha.jit.resources import hsa_dir
 from jitfmha.jit.toolchain import device_hip
 from jitfmha.kernels.cycles import kernel_cycles
 from jitfmha.kernels.estimate import forward_estimate, lengths_of
-from jitfmha.kernels.launch_estimate import WAITED_FOR, Lengths, Machine, Moved
+from jitfmha.kernels.launch_estimate import Lengths, Machine, Moved
 from jitfmha.planning.plan import Plan
 from jitfmha.planning.target import Target
 from jitfmha.problem.arguments import Arguments
@@ -301,7 +301,11 @@ def test_an_engine_gets_the_first_tiles_of_all_sequences():
 def test_memory_bounds_a_launch_and_is_waited_for_by_few_waves():
     machine = Machine("gfx942", 304, 8, 4, 1e12, clock_of("MI300X").speed)
     moved = Moved(at_ends=1e6, streamed=1e7)  # in 1 and 10 us
-    assert machine.overlapped(0.0, moved, 4, WAITED_FOR) == pytest.approx(11e-6)
-    alone, *others = (machine.overlapped(2e-5, moved, waves, WAITED_FOR) for waves in (1, 2, 4))
-    assert 2.6e-5 < alone < 3.1e-5
-    assert alone > others[0] > others[1] > 2.1e-5
+    assert machine.overlapped(0.0, moved, 0.0) == pytest.approx(11e-6)
+    assert machine.overlapped(2e-5, moved, 0.0) == pytest.approx(21e-6)
+    # Of 20 us with 60 cycles for a row, 4.4 us are left beside the time on the way.
+    alone, *others = (machine.waits(2e-5, 60, moved, shared) for shared in (1, 2, 4))
+    assert alone == pytest.approx(1e-5 - (1 - 1500 / (32 * 60)) * 2e-5)
+    assert others == pytest.approx([alone - 5e-6, 0])
+    assert machine.waits(2e-5, 40, moved, 1) == pytest.approx(1e-5)  # none is left
+    assert machine.overlapped(2e-5, moved, alone) == pytest.approx(21e-6 + alone)

@@ -60,13 +60,14 @@ _BACKWARD = tuple(
     for hdims in (*_HDIMS_16_BITS, (192, 128), (192, 192))
 )
 # What workgroups go through: keys of forward kernels and those of dq, else queries. Kernels for few
-# rows often have few keys, for each of which they take less than for others.
-_LENGTHS, _LENGTHS_IN_DECODE = (512, 2048), (128, 2048)
+# rows often have few keys, for each of which they take less than for others. Of keys all of which a
+# mask hides from some rows there are as many as rows.
+_LENGTHS, _LENGTHS_IN_DECODE, _SHORT_LENGTHS = (512, 2048), (128, 2048), (64, 256)
 
 
-# Of each sequence. Sequences are the same memory, so that workgroups find most of it in caches, as
-# they do where several have the same keys, and some of it comes from HBM, for which they wait.
-_HEADS = 16
+# Sequences that are the same memory. So workgroups find most of it in caches, as they do where as
+# many have the same keys, and wait for HBM for the rest.
+_BATCH = 16
 
 # The columns that are measured; those before them say of which kernel.
 _MEASURED = ("cycles_of_row", "cycles_once")
@@ -101,6 +102,7 @@ def _kinds() -> Iterator[_Kind]:
     served: list[tuple[Kernels, Part, Served, tuple[int, ...]]] = [
         ("ready", "forward", _READY, (256, 128)),
         ("compiled", "forward", _COMPILED, (128, 32)),
+        ("ready", "short", _READY, (256,)),
         ("compiled", "decode", _DECODE, (64, 32, 16)),
         ("ready", "gradients", _BACKWARD, (512, 256, 128)),
         ("ready", "deterministic", _BACKWARD, (256, 128)),
@@ -110,12 +112,15 @@ def _kinds() -> Iterator[_Kind]:
         ("named", "gradients", _BACKWARD, (256, 192, 128, 64)),
     ]
     for kernels, part, calls, rows in served:
-        for (dtype, hdims), each, is_masked in product(calls, rows, (False, True)):
+        masks = (True,) if part == "short" else (False, True)
+        for (dtype, hdims), each, is_masked in product(calls, rows, masks):
             yield _Kind(kernels, part, dtype, hdims, each, is_masked)
 
 
-def _profiles(arch: chips.Arch, kind: _Kind, heads: int, length: int) -> tuple[LaunchProfile, ...]:
-    """Of launches with one tile of each of at most so many ``heads`` of all sequences together.
+def _profiles(
+    arch: chips.Arch, kind: _Kind, all_heads: int, length: int
+) -> tuple[LaunchProfile, ...]:
+    """Of launches with one tile of each head; of all sequences together at most ``all_heads``.
 
     None where the family does not serve it.
     """
@@ -125,15 +130,17 @@ def _profiles(arch: chips.Arch, kind: _Kind, heads: int, length: int) -> tuple[L
     if kind.part == "decode":
         # A query has them, as heads that are stacked.
         rows_q, gqa = 1, kind.rows
+    elif kind.part == "short":
+        rows_q = length
     elif kind.part not in ("forward", "dq"):
         rows_q, rows_k = rows_k, rows_q
 
-    batch = heads // _HEADS
+    heads = all_heads // _BATCH
 
-    def expanded(rows: int, hdim: int, heads: int = _HEADS) -> Tensor:
-        return aligned(dtype, 1, rows, heads, hdim).expand(batch, rows, heads, hdim)
+    def expanded(rows: int, hdim: int, heads: int = heads) -> Tensor:
+        return aligned(dtype, 1, rows, heads, hdim).expand(_BATCH, rows, heads, hdim)
 
-    q = expanded(rows_q, hdim_q, gqa * _HEADS)
+    q = expanded(rows_q, hdim_q, gqa * heads)
     k, v = expanded(rows_k, hdim_q), expanded(rows_k, hdim_v)
     is_deterministic = kind.part == "deterministic"
     threads = 1 if is_deterministic else None
@@ -141,14 +148,14 @@ def _profiles(arch: chips.Arch, kind: _Kind, heads: int, length: int) -> tuple[L
     with profiled as run, patch.object(KeySplit, "num_splits", _one):
         take_only(kind.kernels)
         try:
-            if kind.part in ("forward", "decode"):
+            if kind.part in ("forward", "short", "decode"):
                 # Where memory bounds a call, splits are chosen otherwise, and persistent kernels
                 # split by themselves; ready kernels take no number of splits.
                 num_splits = int(kind.kernels == "compiled")
                 fmha_fwd(q, k, v, mask=2 if kind.is_masked else 0, num_splits=num_splits)
                 return run.profiles()[:1]
             out = expanded(rows_q, hdim_v)
-            lse = torch.full((batch, _HEADS, rows_q), 10.0)
+            lse = torch.full((_BATCH, heads, rows_q), 10.0)
             # Under a mask of the one corner the queries of a tile see all keys before it, of the
             # other one the keys of a tile are seen by all queries behind it.
             corner = 2 if kind.part == "dq" else 1
@@ -199,7 +206,7 @@ def _measured(arch: chips.Arch, kind: _Kind) -> _Measured | None:
         tiles |= {row.symbol: row.ts for row in tree.aiter_backward.rows}
     # Of backward kernels those with few keys are for launches that leave units idle.
     spare = int(kind.rows == 128)
-    lengths = _LENGTHS_IN_DECODE if kind.part == "decode" else _LENGTHS
+    lengths = {"decode": _LENGTHS_IN_DECODE, "short": _SHORT_LENGTHS}.get(kind.part, _LENGTHS)
     found = _profiles(arch, kind, units - spare, lengths[0])
     if not found or tiles.get(found[0].kernel, kind.rows) != kind.rows:
         return None
