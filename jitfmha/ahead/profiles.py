@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..problem.dtypes import EIGHT_BIT_NAMES, other_out_dtype
+from ..problem.dtypes import EIGHT_BIT_NAMES, other_out_dtype, plain_out_dtype
 from ..problem.mask import CAUSAL_MASK, NO_MASK, Mask
 from ..problem.problem import Direction, Mode
 
@@ -18,6 +18,9 @@ Features = tuple[str, ...]
 """Names as ``NAMED_FEATURES`` in ``combination.py`` has them; none for a plain call."""
 
 PLAIN: Features = ()
+
+USUAL_OUT_DTYPES = (plain_out_dtype("int8"),)
+"""Of calls whose q has 8 bits, where none are named."""
 
 Dtypes = tuple[str, str]
 
@@ -41,7 +44,7 @@ class Subset(NamedTuple):
     directions: tuple[Direction, ...] = ("forward",)
     features: tuple[Features, ...] = (PLAIN,)
     heads: tuple[tuple[int, int], ...] = ((1, 1),)
-    out_dtypes: tuple[str, ...] = ("bf16",)
+    out_dtypes: tuple[str, ...] = USUAL_OUT_DTYPES
 
     def other_out_dtypes(self, dtype: str) -> tuple[str, ...]:
         """What calls with a q of ``dtype`` have as that of ``Combination``."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from .. import jit
 from ..ahead.combination import NAMED_FEATURES, Combination, check_combination, known
 from ..ahead.kernel_set import entries_of
-from ..ahead.profiles import PLAIN, PROFILES, Features, Subset
+from ..ahead.profiles import PLAIN, PROFILES, USUAL_OUT_DTYPES, Features, Subset
 from ..ahead.receipts import UNIVERSE, Receipt, allows, receipt_named
 from ..amd.chips import Arch, architecture, chip
 from ..amd.code_object import CodeObjectError
@@ -70,7 +70,6 @@ _ANY_MASK = Mask(left=1, right=0)
 _MANY_QUERIES = 4096
 _T = TypeVar("_T", ForwardTraits, BackwardTraits)
 _HDIMS_OF_COMPILED = ((64, 64), (128, 128))
-_OUT_DTYPES_OF_COMPILED = ("bf16",)
 _CVTS_OF_COMPILED: tuple[Bf16Cvt, ...] = ("rtne",)
 
 
@@ -525,7 +524,7 @@ def _subsets(selection: Selection) -> tuple[Subset, ...]:
         selection.modes,
         selection.directions,
         selection.features or (PLAIN,),
-        out_dtypes=selection.out_dtypes or _OUT_DTYPES_OF_COMPILED,
+        out_dtypes=selection.out_dtypes or USUAL_OUT_DTYPES,
     )
     return selection.subsets or (own,)
 

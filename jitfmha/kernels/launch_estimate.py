@@ -39,6 +39,9 @@ _ROUNDS_IN_TURN = 3
 # From where a wave asks HBM for a tile of keys or queries until it has it, and the tile's rows: by
 # the cost model 1300 to 2200 where one tile is on its way. The wave computes meanwhile.
 _CYCLES_ON_THE_WAY, _ROWS_ON_THE_WAY = 1500.0, 32
+# Of the keys that a mask hides from some rows of a tile, those whose products ready kernels leave
+# out, whose numbers of 16 bits have 128 columns; others make all products.
+_LEFT_OUT = 9 / 32
 # Before their first product workgroups ask for so many keys with values, by the cost model: where
 # one tile is on its way, and of ready kernels with several.
 _KEYS_BEGUN, _KEYS_BEGUN_READY, _KEYS_BEGUN_OF_SEVERAL = 16, 48, 128
@@ -235,10 +238,16 @@ def _shares(unevenness: int, counts: int) -> Sequence[float]:
 
 
 class SeenKeys(NamedTuple):
-    """What the rows of a tile see: how many keys, and how many tiles of these all rows see."""
+    """How many keys the rows of a tile see.
 
-    every: int
-    whole: int
+    Attributes:
+        passed: those that the workgroup goes through, in whole tiles of keys.
+        by_any, by_all: those that some row sees, and those that a mask hides from none.
+    """
+
+    passed: int
+    by_any: int
+    by_all: int
 
 
 class Moved(NamedTuple):
@@ -468,6 +477,7 @@ class ForwardEstimate:
     query_bytes: int
     key_bytes: int
     products_of_key: float
+    left_out: float
 
     @classmethod
     def of(
@@ -490,6 +500,8 @@ class ForwardEstimate:
         if call.is_fp8:
             slowness = _COMPILED_FP8_PRODUCTS if kernel.is_compiled else _FP8_PRODUCTS
         of_query = call.hdim_q * call.q_bytes + call.hdim_v * call.out_bytes
+        leaves_out = call.hdim_q == 128 and call.hdim_v == 128 and not call.is_fp8
+        leaves_out = leaves_out and not kernel.is_compiled
         of_place = _CYCLES_OF_PLACE_IN_DECODE if kernel.is_decode else _CYCLES_OF_PLACE
         return cls(
             machine,
@@ -506,6 +518,7 @@ class ForwardEstimate:
             call.batch * call.heads_q * of_query,
             call.batch * call.heads_k * (call.hdim_q + call.hdim_v) * call.kv_bytes,
             products * slowness,
+            _LEFT_OUT if leaves_out else 0.0,
         )
 
     def most_shared(self) -> int:
@@ -556,14 +569,16 @@ class ForwardEstimate:
             )
             of_tiles: list[float] = []
             for seen in counts:
-                keys = seen.every / num_splits
-                of_tile = cycles if seen.whole > 0 or num_splits > 1 else self._short(cycles)
+                keys = seen.passed / num_splits
+                is_short = seen.by_all < self.ts_kv and num_splits == 1
+                of_tile = self._short_cycles(cycles) if is_short else cycles
                 size = self.cycles_of_place + of_tile.of_workgroup(shared, keys)
                 of_tiles.append(size)
                 sizes.append(size)
                 passed += keys
                 looped += keys * of_tile.of_row[shared - 1]
-                products += keys * cycles.rows
+                left_out = self.left_out * (seen.by_any - seen.by_all) / num_splits
+                products += (keys - left_out) * cycles.rows
                 cycles = of_others
             of_sequences.append(of_tiles)
         workgroups = -(-self.lines * every_tile * num_splits // len(tiles))
@@ -723,7 +738,7 @@ class ForwardEstimate:
             return self.cycles[0]
         return self.cycles[0].towards(self.cycles[1], rows)
 
-    def _short(self, cycles: KernelCycles) -> KernelCycles:
+    def _short_cycles(self, cycles: KernelCycles) -> KernelCycles:
         """Those of workgroups that see no tile of keys whole, if they were measured."""
         return self.cycles[2] if len(self.cycles) > 2 else cycles
 
@@ -737,14 +752,14 @@ class ForwardEstimate:
         keys: list[SeenKeys] = []
         for number in range(len(spans)):
             span = spans[number]
-            whole = span.end - span.begin
+            count = span.end - span.begin + min(self.call.sink_size, span.begin)
+            by_all = count
             if not band.is_none():
                 first = int((tiles - 1 - number * step) * queries)
                 last = min(int(first + queries), seqlen_q) - 1
                 seen_by_first = band.seen(first, first, seqlen_q, seqlen_k)
                 seen_by_last = band.seen(last, last, seqlen_q, seqlen_k)
-                whole = max(seen_by_first.end - seen_by_last.begin, 0)
-            count = span.end - span.begin + min(self.call.sink_size, span.begin)
-            every = -(-count // self.ts_kv) * self.ts_kv
-            keys.append(SeenKeys(every, whole // self.ts_kv))
+                by_all = max(seen_by_first.end - seen_by_last.begin, 0)
+            passed = -(-count // self.ts_kv) * self.ts_kv
+            keys.append(SeenKeys(passed, count, by_all))
         return keys

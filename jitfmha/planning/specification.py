@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
+
+from ..problem.dtypes import DTYPE_NAMES, out_dtypes_of
 from ..problem.features import Feature
 from ..problem.mask import Mask
 from ..problem.problem import Problem
@@ -21,7 +24,7 @@ EIGHT_BIT_DATA_TYPES = {
     "int8": "int8bf16",
 }
 """By our names, with the usual output's type behind the input's; CK has neither int8 nor bf8 so."""
-OUT_DTYPES = ("bf16", "fp16", "fp32")
+OUT_DTYPES = tuple(DTYPE_NAMES[dtype] for dtype in out_dtypes_of(torch.int8))
 """Of outputs of 8-bit calls, as names of data types end with them."""
 
 

@@ -60,11 +60,8 @@ _BACKWARD = tuple(
     for hdims in (*_HDIMS_16_BITS, (192, 128), (192, 192))
 )
 # What workgroups go through: keys of forward kernels and those of dq, else queries. Kernels for few
-# rows often have few keys, for each of which they take less than for others. Of keys all of which a
-# mask hides from some rows there are as many as rows.
-_LENGTHS, _LENGTHS_IN_DECODE, _SHORT_LENGTHS = (512, 2048), (128, 2048), (64, 256)
-
-
+# rows often have few keys, for each of which they take less than for others.
+_LENGTHS, _LENGTHS_IN_DECODE = (512, 2048), (128, 2048)
 # Sequences that are the same memory. So workgroups find most of it in caches, as they do where as
 # many have the same keys, and wait for HBM for the rest.
 _BATCH = 16
@@ -102,7 +99,7 @@ def _kinds() -> Iterator[_Kind]:
     served: list[tuple[Kernels, Part, Served, tuple[int, ...]]] = [
         ("ready", "forward", _READY, (256, 128)),
         ("compiled", "forward", _COMPILED, (128, 32)),
-        ("ready", "short", _READY, (256,)),
+        ("ready", "short", _READY, (256, 128)),
         ("compiled", "decode", _DECODE, (64, 32, 16)),
         ("ready", "gradients", _BACKWARD, (512, 256, 128)),
         ("ready", "deterministic", _BACKWARD, (256, 128)),
@@ -206,7 +203,10 @@ def _measured(arch: chips.Arch, kind: _Kind) -> _Measured | None:
         tiles |= {row.symbol: row.ts for row in tree.aiter_backward.rows}
     # Of backward kernels those with few keys are for launches that leave units idle.
     spare = int(kind.rows == 128)
-    lengths = {"decode": _LENGTHS_IN_DECODE, "short": _SHORT_LENGTHS}.get(kind.part, _LENGTHS)
+    lengths = _LENGTHS_IN_DECODE if kind.part == "decode" else _LENGTHS
+    if kind.part == "short":
+        # As many keys as rows, so that a mask hides each key from a row.
+        lengths = kind.rows // 4, kind.rows
     found = _profiles(arch, kind, units - spare, lengths[0])
     if not found or tiles.get(found[0].kernel, kind.rows) != kind.rows:
         return None
