@@ -54,6 +54,7 @@ def test_command(tmp_path, run):
         (("--features", "haste"), "features hold 'haste'; use 'lse', "),
         (("--features", "paged_keys", "--mode", "gm0"), "cu_seqlens_k"),
         (("--dtype", "int8", "--direction", "backward"), "no kernel serves what is selected"),
+        (("--dtype", "bf16", "--out-dtype", "fp16"), "8 bits, and none has"),
         (("--hdim", "wide"), "wide is not a number"),
         (("--arch", "gfx90a"), "gfx90a"),
         (("--dtype", "fp64"), "fp64"),

@@ -13,13 +13,13 @@ from ..call.dispatch import plans_for
 from ..planning.plan import Plan
 from ..planning.specification import OUT_DTYPES, signature_of
 from ..planning.target import AmdTarget, Target
-from ..problem.dtypes import DTYPE_NAMES, EIGHT_BIT_NAMES, TORCH_DTYPES
+from ..problem.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from ..problem.mask import parse_mask
 from ..problem.problem import MAX_HDIM, Direction, Mode, Problem
 from ..problem.unevenness import MOST_UNEVEN
 from .combination import NAMED_FEATURES, Combination, check_combination, known
 from .kernel_set import entries_of
-from .profiles import DEFAULT, PROFILES, Dtypes, Features, Subset
+from .profiles import DEFAULT, PROFILES, Dtypes, Features, Subset, refuse_out_dtypes
 from .receipts import UNIVERSE, Receipt, allows, receipt_named
 
 _T = TypeVar("_T")
@@ -47,10 +47,8 @@ def plans_ahead(
     subsets, receipt = _chosen(profile)
     subsets = tuple(each._replace(**given) for each in subsets)
     asked = " and ".join(f"{name} {values}" for name, values in listed.items())
-    if "out_dtypes" in given and not any(
-        x in EIGHT_BIT_NAMES for each in subsets for x, _ in each.dtypes
-    ):
-        raise ValueError(f"{asked}: out_dtypes are of calls whose q has 8 bits, and none has")
+    if "out_dtypes" in given:
+        refuse_out_dtypes(subsets, asked)
     combinations = (x for each in subsets for x in combinations_of(each))
     if receipt is not None:
         kept = receipt

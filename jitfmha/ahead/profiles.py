@@ -7,7 +7,7 @@ have; what is not built ahead is built by the first call of its kind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ..problem.dtypes import EIGHT_BIT_NAMES, other_out_dtype, plain_out_dtype
@@ -51,6 +51,12 @@ class Subset(NamedTuple):
         if dtype not in EIGHT_BIT_NAMES:
             return ("",)
         return tuple(other_out_dtype(dtype, x) for x in self.out_dtypes)
+
+
+def refuse_out_dtypes(subsets: Iterable[Subset], asked: str) -> None:
+    """Raise ``ValueError`` for ``asked``, which names out_dtypes, where no q has 8 bits."""
+    if not any(x in EIGHT_BIT_NAMES for each in subsets for x, _ in each.dtypes):
+        raise ValueError(f"{asked}: out_dtypes are of calls whose q has 8 bits, and none has")
 
 
 _BOTH_DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple, TypeVar
 from .. import jit
 from ..ahead.combination import NAMED_FEATURES, Combination, check_combination, known
 from ..ahead.kernel_set import entries_of
-from ..ahead.profiles import PLAIN, PROFILES, USUAL_OUT_DTYPES, Features, Subset
+from ..ahead.profiles import (
+    PLAIN,
+    PROFILES,
+    USUAL_OUT_DTYPES,
+    Features,
+    Subset,
+    refuse_out_dtypes,
+)
 from ..ahead.receipts import UNIVERSE, Receipt, allows, receipt_named
 from ..amd.chips import Arch, architecture, chip
 from ..amd.code_object import CodeObjectError
@@ -433,6 +440,8 @@ def forward_passes(
 
     Raises ``NotImplementedError``, ``TypeError`` or ``ValueError`` where nothing can be compiled.
     """
+    if selection.out_dtypes:
+        refuse_out_dtypes(_subsets(selection), f"out_dtypes {selection.out_dtypes}")
     named = selection.hdims, selection.features, selection.subsets, selection.declared
     dtypes = selection.kv_dtype, selection.out_dtypes
     are_others = selection.few_queries or selection.persistent or selection.far_rows
