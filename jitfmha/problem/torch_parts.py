@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad, profiler
 
+from .checks import requires_any_grad
+
 
 def _part(path: str, public: Any) -> Any:
     """What ``torch.<path>`` is, or ``public`` where there is no such thing."""
@@ -168,6 +170,13 @@ def apply_at_one_level(function: Any, given: tuple[Any, ...]) -> Any:
         return function.apply(*given)
 
 
+def apply_where_asked(function: Any, given: tuple[Any, ...]) -> Any:
+    """The same where a gradient is asked for; else ``function.forward``."""
+    if torch.is_grad_enabled() and requires_any_grad(*given):
+        return apply_at_one_level(function, given)
+    return function.forward(*given)
+
+
 def operator_with_gradient(
     name: str, save: Callable[..., Any], backward: Callable[..., Any]
 ) -> Any:
@@ -200,12 +209,9 @@ def register_derivative(
     """Give an operator the derivative that ``function`` has, and none in forward mode."""
 
     def at_autograd(*given: Any) -> Any:
-        tensors = [x for x in given if isinstance(x, Tensor)]
-        named = ((f"a tensor of shape {tuple(x.shape)}", x) for x in tensors)
+        named = ((f"a tensor of shape {tuple(x.shape)}", x) for x in given if isinstance(x, Tensor))
         refuse_tangents(named, f"{of_what} has")
-        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            return apply_at_one_level(function, given)
-        return function.forward(*given)
+        return apply_where_asked(function, given)
 
     register_autograd(library, name, at_autograd, function)
 

@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,24 +44,23 @@ def main() -> None:
     with sdpa.patch():
         sides = _TORCH, F.scaled_dot_product_attention
     for name, call in kinds.items():
-        best = [math.inf] * 2
-        for _ in range(rounds):
-            for side, attend in enumerate(sides):
-                call(attend)
-                start = time.perf_counter()
-                for _ in range(_CALLS):
-                    call(attend)
-                best[side] = min(best[side], (time.perf_counter() - start) / _CALLS * 1e6)
-        torchs, ours = best
+        torchs, ours = _best(rounds, *(partial(call, attend) for attend in sides))
         print(f"{name}: {ours:.1f} us, torch {torchs:.1f} us, {torchs / ours:.2f}x", flush=True)
     for name, own in _flash_attn(*(x.transpose(1, 2) for x in (q, k, v))).items():
-        best = [math.inf]
-        for _ in range(rounds):
+        print(f"{name}: {_best(rounds, own)[0]:.1f} us", flush=True)
+
+
+def _best(rounds: int, *calls: Callable[[], object]) -> list[float]:
+    """The microseconds that each takes in its quickest round; they take turns."""
+    best = [math.inf] * len(calls)
+    for _ in range(rounds):
+        for side, call in enumerate(calls):
+            call()
             start = time.perf_counter()
             for _ in range(_CALLS):
-                own()
-            best.append((time.perf_counter() - start) / _CALLS * 1e6)
-        print(f"{name}: {min(best):.1f} us", flush=True)
+                call()
+            best[side] = min(best[side], (time.perf_counter() - start) / _CALLS * 1e6)
+    return best
 
 
 def _flash_attn(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], object]]:

@@ -23,6 +23,7 @@ from ...problem.problem import GradientStrides, Problem, make_problem
 from ...problem.torch_parts import (
     SingleLevelFunction,
     apply_at_one_level,
+    apply_where_asked,
     below_autograd,
     is_watched,
     operator_of_gradients,
@@ -272,11 +273,7 @@ def _fmha_fwd_out(*given: Any) -> Tensor:
 def _fmha_bwd(*given: Any) -> tuple[Tensor, ...]:
     join_flop_counters()
     refuse_tangents(_tensors(BACKWARD_NAMES, given), "attention has")
-    results: tuple[Tensor, ...]
-    if _is_gradient_asked_for(given):
-        results = apply_at_one_level(_AttentionBackward, given)
-    else:
-        results = _AttentionBackward.forward(*given)
+    results: tuple[Tensor, ...] = apply_where_asked(_AttentionBackward, given)
     return results
 
 
