@@ -22,13 +22,13 @@ from ..layers.peer_values import (
     as_window,
     drop_without_effect,
     ends_in,
-    int32_vector,
     window_pair,
     with_contiguous_rows,
 )
 from ..problem.arguments import Options
 from ..problem.checks import (
     check_layout,
+    check_prefix_sums,
     describe,
     not_a_tensor,
     refuse_given,
@@ -133,7 +133,8 @@ def _attend_in_fp8(*, q: Tensor, k: Tensor, v: Tensor, **others: Any) -> Tensor:
     for name, x in given.items():
         if is_group:
             sums_name = "cu_seqlens_q" if name == "q" else "cu_seqlens_k"
-            sums = int32_vector(sums_name, others[sums_name])
+            sums = others[sums_name]
+            check_prefix_sums(sums_name, sums, name, x)
         else:
             sums = starts_in_batch(x.shape[0], x.shape[1], x.device)
         rows = x if is_group else x.flatten(0, 1)

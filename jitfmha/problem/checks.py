@@ -228,6 +228,18 @@ def check_all_beside(named: Iterable[tuple[str, Tensor | None]]) -> None:
             )
 
 
+def check_prefix_sums(name: str, x: Tensor, rows_name: str, rows: Tensor) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for what is no int32 ``(batch + 1,)`` beside ``rows``.
+
+    The numbers are not looked at.
+    """
+    check_all_beside(((rows_name, rows), (name, x)))
+    if x.dtype != torch.int32:
+        raise TypeError(f"{name} has dtype {x.dtype}; it must be torch.int32")
+    if x.dim() != 1 or x.shape[0] < 1:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; expected (batch + 1,)")
+
+
 def check_last_dimension(name: str, x: Tensor) -> None:
     """Raise ``ValueError`` where the last dimension is not contiguous."""
     if x.shape[-1] > 1 and x.stride(-1) != 1:

@@ -21,7 +21,13 @@ from .arguments import (
     KeyOptions,
     is_of_tokens,
 )
-from .checks import check_given, check_last_dimension, check_layout, not_a_tensor
+from .checks import (
+    check_given,
+    check_last_dimension,
+    check_layout,
+    check_prefix_sums,
+    not_a_tensor,
+)
 from .dropout import check_rng_state
 from .dtypes import (
     DTYPE_BYTES,
@@ -804,15 +810,7 @@ def _check_ndim(tensors: tuple[tuple[str, Tensor], ...], ndim: int, wanted: str)
 def _check_cu_seqlens_tensors(q: Tensor, cu_seqlens: CuSeqlens) -> None:
     cu_q = cu_seqlens.q
     for name, x in cu_seqlens.named():
-        if not isinstance(x, Tensor):
-            raise not_a_tensor(name, x)
-        check_layout(name, x)
-        if x.dtype != torch.int32:
-            raise TypeError(f"{name} has dtype {x.dtype}; it must be torch.int32")
-        if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
-        if x.dim() != 1 or x.shape[0] < 1:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}; expected (batch + 1,)")
+        check_prefix_sums(name, x, "q", q)
         if x.shape[0] != cu_q.shape[0]:
             raise ValueError(
                 f"{name} has {x.shape[0]} entries, cu_seqlens_q has {cu_q.shape[0]}; "

@@ -15,6 +15,8 @@ from untyped import (
 )
 
 from jitfmha import emulate
+from jitfmha.aiter import mha_v3
+from jitfmha.flash_attn.ops.triton import rotary
 from jitfmha.problem.float64_reference import attention
 
 Q = (1, 5, 2, 64)
@@ -119,6 +121,20 @@ def test_sparse_tensors():
     for sparse in (k.to_sparse(), torch.eye(5).to_sparse_csr()):
         with pytest.raises(TypeError, match=r"k has layout torch\.sparse"):
             flash_attn_func(q, sparse, v)
+
+
+@pytest.mark.parametrize("sums", [prefix_sums([])[:0], prefix_sums([3, 2]).to("meta")], ids=str)
+def test_prefix_sums_of_no_length_and_elsewhere(sums):
+    """Where rows are looked up by them before attention checks them."""
+    q, good = torch.ones(5, 2, 64), prefix_sums([3, 2])
+    table = torch.ones(5, 8)
+    for given in ((good, sums), (sums, good)):
+        with pytest.raises(ValueError, match=r"cu_seqlens_[qk] (is on meta|has shape)"):
+            mha_v3.flash_attn_varlen_fp8_func(q, q, q, *given, 3, 3)
+    with pytest.raises(ValueError, match=r"cu_seqlens (is on meta|has shape)"):
+        rotary.apply_rotary(q, table, table, cu_seqlens=sums)
+    with pytest.raises(ValueError, match="seqlen_offsets is on meta"):
+        rotary.apply_rotary(q, table, table, torch.zeros(2).int().to("meta"), good)
 
 
 def test_zero_tensors_without_a_sequence():

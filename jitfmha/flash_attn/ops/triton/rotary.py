@@ -9,8 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ....layers.peer_values import as_flag, as_int, as_lengths, int32_vector
-from ....problem.checks import check_layout, describe, not_a_tensor, with_clear_errors
+from ....layers.peer_values import as_flag, as_int, as_lengths
+from ....problem.checks import (
+    check_all_beside,
+    check_layout,
+    check_prefix_sums,
+    describe,
+    not_a_tensor,
+    with_clear_errors,
+)
 from ....problem.memory import overlaps_itself, write_values
 from ....problem.packed_rows import sequences_of_rows
 
@@ -101,8 +108,12 @@ def apply_rotary(
 
 def _positions(x: Tensor, seqlen_offsets: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """The position of each token, ``(b, s)`` or ``(total,)``."""
-    sequences = len(x) if cu_seqlens is None else len(int32_vector("cu_seqlens", cu_seqlens)) - 1
+    sequences = len(x)
+    if cu_seqlens is not None:
+        check_prefix_sums("cu_seqlens", cu_seqlens, "x", x)
+        sequences = len(cu_seqlens) - 1
     if isinstance(seqlen_offsets, Tensor) and seqlen_offsets.dim() > 0:
+        check_all_beside((("x", x), ("seqlen_offsets", seqlen_offsets)))
         first = as_lengths("seqlen_offsets", seqlen_offsets).long()
         if len(first) != sequences:
             raise ValueError(
@@ -111,10 +122,10 @@ def _positions(x: Tensor, seqlen_offsets: int | Tensor, cu_seqlens: Tensor | Non
             )
     else:
         offset = as_int("seqlen_offsets", seqlen_offsets)
-        first = torch.full((max(sequences, 0),), offset, device=x.device)
+        first = torch.full((sequences,), offset, device=x.device)
     if cu_seqlens is None:
         return first[:, None] + torch.arange(x.shape[1], device=x.device)
-    if sequences < 1:
+    if sequences == 0:
         return torch.zeros(len(x), dtype=torch.int64, device=x.device)
     sequence, within, is_used = sequences_of_rows(len(x), cu_seqlens, cu_seqlens)
     # Rows of no sequence are turned by the position 0, as good as any.
