@@ -27,8 +27,13 @@ def matrix(rng: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> 
     What lies around them is NaN, or 99.
     """
     x = numbers(rng, shape, dtype)
-    layout = drawn_index(rng, 5)
+    layout = drawn_index(rng, 6)
     *batch, rows, columns = shape
+    if layout == 5:  # rows, or columns, that share memory
+        line = numbers(rng, (rows + columns,), dtype)
+        step = drawn_index(rng, 2)
+        strides = ((step, 1), (1, step))[drawn_index(rng, 2)]
+        return line.as_strided((rows, columns), strides).expand(shape)
     if layout < 2:
         return x.mT.contiguous().mT if layout else x
     filling = torch.nan if dtype.is_floating_point else 99

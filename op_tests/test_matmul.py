@@ -33,9 +33,13 @@ def test_fp8_on_processors(has_bf16, rng, monkeypatch):
 
 
 def test_rows_of_int8_with_any_stride(rng):
+    """Single rows, rows that share memory, and rows that are far apart: torch's own is wrong."""
     column, b = (torch.randint(-9, 10, (9, n), generator=rng).char() for n in (1, 9))
-    for call in ((column.mT, b), (column, column.mT)):
-        check_call(MatmulArguments(*call))
+    shared = [b[0].as_strided((5, 4), (step, 1)) for step in (0, 1, 3)]
+    far = torch.empty((1 << 31) + 9, dtype=torch.int8).as_strided((2, 9), (1 << 31, 1)).copy_(b[:2])
+    for a in (column, column.mT, *shared, far):
+        check_call(MatmulArguments(a, a.mT))
+        check_call(MatmulArguments(b[:3, : len(a)], a))
 
 
 def test_calls_that_differ_in_one_argument(rng):

@@ -284,9 +284,20 @@ INT8_PRODUCT = "torch.matmul" if _int_mm is None else "torch._int_mm"
 def int8_product(a: Tensor, b: Tensor) -> Tensor:
     """The product of two int8 matrices in int32.
 
-    Torch's own is wrong of one with a single row whose stride is 1 (2.13.0): that is copied.
+    Torch's own leaves the result as it was allocated (2.13.0) where a matrix has a single row whose
+    stride is 1, rows that share memory, or rows that are 2^31 elements apart: that is copied.
     """
     if _int_mm is None:
         return a.int() @ b.int()
-    a, b = (x.clone(memory_format=torch.contiguous_format) if 1 in x.shape else x for x in (a, b))
+    a, b = (
+        x if _has_plain_rows(x) or _has_plain_rows(x.mT)
+        else x.clone(memory_format=torch.contiguous_format)
+        for x in (a, b)
+    )  # fmt: skip
     return _int_mm(a, b)
+
+
+def _has_plain_rows(x: Tensor) -> bool:
+    """Whether rows are contiguous, and one behind the other; not of one row or one column."""
+    stride, step = x.stride()
+    return 1 not in x.shape and step == 1 and x.shape[1] <= stride < 1 << 31
