@@ -74,7 +74,19 @@ def draw_call(rng: torch.Generator, kind: Kind, hdim: int | None = None) -> dict
         for name in ("q", "k", "v", "positions", "slots"):
             if name in given:
                 given[name] = given[name][0]
+    for name in sorted(VECTORS & given.keys()):
+        if one_of(True, False, False):
+            given[name] = apart(given[name])
     return given
+
+
+VECTORS = {"q_weight", "k_weight", "positions", "slots", "cache_seqlens", "block_table"}
+VECTORS |= {"cache_batch_idx"}
+
+
+def apart(x: Tensor) -> Tensor:
+    """The same numbers, with others between them."""
+    return torch.stack([x, torch.full_like(x, -9)], dim=-1)[..., 0]
 
 
 def _caches(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from drawn_rows import drawn_index
-from head_calls import check_call, draw_call, draw_kind
+from head_calls import VECTORS, apart, check_call, draw_call, draw_kind
 from norm_reference import LARGEST
 from packed_pages import packed_keys, packed_values
 
@@ -40,6 +40,28 @@ def test_a_whole_prompt(rng, poisoned_memory):
             "slots": torch.randperm(3200, generator=rng)[:3000].sub(100),
         }
     )
+
+
+def test_numbers_that_do_not_follow_each_other(rng):
+    """Of vectors, of a table by columns, and of the rows of a wider one."""
+    q, k, v = torch.randn(3, 2, 5, 2, 8, generator=rng)
+    given: dict[str, Any] = {"q": q, "k": k, "v": v, "interleaved": False, "eps": 1e-6}
+    given |= dict(zip(("q_weight", "k_weight"), torch.randn(2, 8, generator=rng), strict=True))
+    given |= dict(zip(("cos", "sin"), torch.rand(2, 26, 4, generator=rng), strict=True))
+    given |= dict(zip(("k_cache", "v_cache"), torch.zeros(2, 8, 8, 2, 8), strict=True))
+    positions, slots = torch.randperm(64, generator=rng)[:20].view(2, 2, 5)
+    lengths, table = torch.tensor([3, 1]).int(), torch.randperm(8, generator=rng).view(2, 4).int()
+    for place in (
+        {"positions": positions % 9, "slots": slots},
+        {"cache_seqlens": lengths + 18, "block_table": table},
+        {"cache_seqlens": lengths, "cache_batch_idx": torch.tensor([5, 2]).int()},
+    ):
+        call = given | place
+        for name in VECTORS & call.keys():
+            x = call[name]
+            wide = torch.cat([x, torch.full_like(x, -9)], dim=-1)[..., : x.shape[-1]]
+            for laid_out in (apart(x), wide, x.t().contiguous().t()):
+                check_call(call | {name: laid_out})
 
 
 def test_numbers_that_are_not_finite():
@@ -172,6 +194,7 @@ LEAF = torch.zeros(2, 3, 2, 8, requires_grad=True)
         ({**BEHIND, "block_table": TABLE + 2}, ValueError, "names page 2; k_cache has 2 pages"),
         ({**BEHIND, "cache_batch_idx": LENGTHS}, ValueError, "cache_batch_idx names sequence 5"),
         ({**BEHIND, "slots": torch.full((2, 3), 18)}, ValueError, "has slot 18; k_cache has 18"),
+        ({**BEHIND, "v_cache": torch._neg_view(CACHE["v_cache"])}, ValueError, "negative bit"),
         ({**BEHIND, "k_scale": torch.ones(1)}, ValueError, "k_scale is the scale of 8 bits"),
         ({**BEHIND, **FP8, "v_scale": torch.ones(3)}, ValueError, r"v_scale.*shape \(3,\)"),
         ({"eps": -1.0}, ValueError, "eps is -1.0"),

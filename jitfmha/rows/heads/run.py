@@ -37,6 +37,9 @@ def run_heads(arguments: HeadArguments) -> None:
 
 def _prepare(arguments: HeadArguments) -> Callable[[Tensors], None]:
     traits = traits_of(arguments)
+    apart = _places_apart(arguments)
+    copies = _with_copies(arguments.tensors, apart)
+    arguments = HeadArguments._make((*copies, *arguments[N_TENSORS:]))
     first, cos, k_cache = arguments.first, arguments.cos, arguments.k_cache
     target = target_of(first.device)
     tokens = first.shape[:-2].numel()
@@ -56,6 +59,8 @@ def _prepare(arguments: HeadArguments) -> Callable[[Tensors], None]:
     pack = CALL.packer.pack
 
     def run(tensors: Tensors) -> None:
+        if apart:
+            tensors = _with_copies(tensors, apart)
         pointers = [0 if x is None else x.data_ptr() for x in tensors]
         in_order = [pointers[at] if at >= 0 else 0 for at in _PLACES]
         if amd is None:
@@ -70,6 +75,31 @@ def _prepare(arguments: HeadArguments) -> Callable[[Tensors], None]:
             amd.start(kernel.address, counts, packed, tensors)
 
     return run
+
+
+# What kernels read one number behind the other.
+_VECTORS = "q_weight", "k_weight", "positions", "slots", "cache_seqlens", "cache_batch_idx"
+
+
+def _places_apart(arguments: HeadArguments) -> list[int]:
+    """Where tensors are whose numbers do not lie as kernels read them; tables have rows."""
+    table = arguments.block_table
+    names = [name for name in _VECTORS if not _is_dense(getattr(arguments, name))]
+    if table is not None and table.stride(1) != 1 and not table.is_contiguous():
+        names.append("block_table")
+    return [arguments._fields.index(name) for name in names]
+
+
+def _is_dense(x: Tensor | None) -> bool:
+    return x is None or x.is_contiguous()
+
+
+def _with_copies(tensors: Tensors, places: Sequence[int]) -> list[Tensor | None]:
+    copied = list(tensors)
+    for at in places:
+        x = copied[at]
+        copied[at] = None if x is None else x.contiguous()
+    return copied
 
 
 # The fields of the call that have tensors' addresses, in their order; "" is null.
