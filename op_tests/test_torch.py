@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
-from untyped import explain, fmha_fwd
+from untyped import explain, fmha_bwd, fmha_fwd
 
 
 def packed_qkv(rng: torch.Generator) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -304,6 +304,17 @@ def test_negative_bit_of_cu_seqlens(rng):
             fmha_fwd(*qkv, **(groups | {name: negated(groups[name])}))
         resolved = {name: negated(groups[name]).resolve_neg()}
         assert torch.equal(fmha_fwd(*qkv, **(groups | resolved)), expected)
+
+
+def test_negative_bit_of_gradients(rng):
+    """Refused where they are written: they had the other sign."""
+    q, k, v = (torch.randn(1, 3, 2, 64, generator=rng).half() for _ in range(3))
+    out, lse = fmha_fwd(q, k, v, return_lse=True)
+    for name in ("dq", "dk", "dv"):
+        room = torch.zeros_like(q)
+        fmha_bwd(out, q, k, v, out, lse, **{name: room})
+        with pytest.raises(ValueError, match=f"{name} has torch's negative bit"):
+            fmha_bwd(out, q, k, v, out, lse, **{name: negated(room)})
 
 
 def test_unused_rows_of_a_negated_out_stay(rng):

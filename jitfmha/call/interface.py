@@ -20,6 +20,7 @@ from ..problem.arguments import (
     new_tuple,
 )
 from ..problem.checks import (
+    check_not_negative,
     not_a_tensor,
     refuse_unexpected,
     requires_any_grad,
@@ -425,6 +426,7 @@ def fmha_bwd(
     arguments = new_tuple(BackwardArguments, given + wants)
     if not (dq is dk is dv is dbias is dsink is None):
         _refuse_rooms_with_gradients(dq=dq, dk=dk, dv=dv, dbias=dbias, dsink=dsink)
+        check_not_negative(dq=dq, dk=dk, dv=dv)
         _check_room("dbias", dbias, features.get("bias"))
         _check_room("dsink", dsink, features.get("sink"))
     results = differentiate(arguments)

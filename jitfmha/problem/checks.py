@@ -210,6 +210,13 @@ def check_layout(name: str, x: Tensor) -> None:
         raise TypeError(f"{name} has layout {x.layout}; only torch.strided is served")
 
 
+def check_not_negative(**written: object) -> None:
+    """Raise ``ValueError`` for a tensor to be written whose memory holds its numbers negated."""
+    for name, x in written.items():
+        if isinstance(x, Tensor) and x.is_neg():
+            raise ValueError(f"{name} has torch's negative bit; pass {name}.resolve_neg()")
+
+
 def check_all_beside(named: Iterable[tuple[str, Tensor | None]]) -> None:
     """Raise ``TypeError`` or ``ValueError`` where one is no tensor, has a layout that is not
     served, or is on another device than the first. None is passed over.

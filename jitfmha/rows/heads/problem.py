@@ -7,7 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...problem.checks import check_all_beside, check_last_dimension, describe
+from ...problem.checks import (
+    check_all_beside,
+    check_last_dimension,
+    check_not_negative,
+    describe,
+)
 from ...problem.dtypes import DTYPE_NAMES, FP8_NAMES
 from ...problem.memory import overlaps_itself
 from ...problem.packed_pages import (
@@ -103,6 +108,7 @@ def traits_of(arguments: HeadArguments) -> HeadTraits:
     """
     first = arguments.first
     check_all_beside(zip(arguments._fields, arguments.tensors, strict=False))
+    check_not_negative(k_cache=arguments.k_cache, v_cache=arguments.v_cache)
     _check_heads(arguments, first)
     weights = _check_weights(arguments, first)
     tables = _check_tables(arguments, first)
