@@ -91,6 +91,11 @@ def test_an_infinite_sink_takes_everything(rng):
     assert (lse[:, 0] == torch.inf).all()
     assert torch.equal(out[:, :, 1], plain[:, :, 1])
     assert torch.equal(lse[:, 1], plain_lse[:, 1])
+    options = {"sink": sink[[1, 1]], "mask": 2}  # rows that see no key
+    out, lse = fmha_fwd(q, k[:, :9], v[:, :9], **options, return_lse=True)
+    expected, expected_lse = attention(q, k[:, :9], v[:, :9], **options)
+    torch.testing.assert_close(out.double(), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-4, rtol=0)
 
 
 def test_softcap_bounds_scores(rng):
