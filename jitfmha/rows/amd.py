@@ -62,6 +62,7 @@ class RowKernel(NamedTuple):
         row_lanes, threads: of a row and of a workgroup.
         held: loads of a row that a thread keeps.
         streams: whether forward a workgroup has a block of rows, one after the other.
+        holds_weights: whether forward they are on their way with its first rows.
         combined_columns: those that a workgroup behind backward adds up.
         units_of_block: backward, compute units for each block of rows with parts of gradients,
             which are traffic, too.
@@ -77,21 +78,36 @@ class RowKernel(NamedTuple):
     threads: int
     held: int
     streams: bool
+    holds_weights: bool
     combined_columns: int
     units_of_block: int
     shares: int
 
     @classmethod
     def of(
-        cls, traits: RowTraits, direction: Direction, arch: Arch, columns: int, width: int
+        cls,
+        traits: RowTraits,
+        direction: Direction,
+        arch: Arch,
+        columns: int,
+        width: int,
+        *,
+        is_alone: bool,
     ) -> RowKernel:
-        """The kernel for rows that allow loads of so many numbers."""
+        """The kernel for rows that allow loads of so many numbers.
+
+        Forward nothing hides how long a row takes that ``is_alone`` on its unit: it has more
+        threads, and registers for weights.
+        """
         chunks = -(-columns // width)
         registers = -(-width * DTYPE_BYTES[traits.dtype] // 4)
         # Results of 8 bits are too few to hide loads behind them.
-        streams = traits.is_quantised and chunks <= _WANTED_CHUNKS * _LEAST_THREADS
+        streams = traits.is_quantised and not is_alone and chunks <= _WANTED_CHUNKS * _LEAST_THREADS
         # Forward may keep one more, so that some lanes have not nothing to do at the end of a row.
         wanted, more, most_threads, most_held = _WANTED_CHUNKS, 1, _MOST_THREADS, _HELD // width
+        is_alone &= direction == "forward"
+        if is_alone:
+            wanted = 1
         if direction == "backward":
             # Two tensors of this row and the next one, the weight, and two sums of floats.
             wanted, more, most_held = 1, 0, _SUMMED_REGISTERS // (5 * registers + 2 * width)
@@ -119,14 +135,14 @@ class RowKernel(NamedTuple):
             combined *= 2
         keeps_up = chunks >= lanes * held * _READ_BY_ONE.get((arch, traits.kind), inf)
         units = 2 if shares == 1 and held > 1 and keeps_up else shares
-        of_row = width, ragged, lanes, threads, held, streams, combined, units, shares
-        return cls(traits, direction, arch, *of_row)
+        of_row = width, ragged, lanes, threads, held, streams, streams or is_alone
+        return cls(traits, direction, arch, *of_row, combined, units, shares)
 
     @property
     def name(self) -> str:
         of_row = f"{self.held}x{self.width}x{self.row_lanes}{'_ragged' if self.ragged else ''}"
-        if self.shares > 1:
-            of_row += f"_{self.shares}shares"
+        of_row += f"_{self.shares}shares" if self.shares > 1 else ""
+        of_row += "_alone" if self.holds_weights and not self.streams else ""
         return f"{TEMPLATES[self.direction]}_{self.traits.name}_{of_row}_{self.arch}"
 
     @property
@@ -169,6 +185,7 @@ def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
         values |= {
             "out_element": ELEMENTS[traits.out_dtype],
             "streams": str(kernel.streams).lower(),
+            "holds_weights": str(kernel.holds_weights).lower(),
         }
     else:
         values |= {
@@ -275,7 +292,8 @@ class AmdRows(StructLauncher):
 
     def _load(self, width: int) -> LoadedRows:
         target, rows = self._target, self._rows
-        kernel = RowKernel.of(self._traits, self._direction, target.arch, self._columns, width)
+        of_row = self._traits, self._direction, target.arch, self._columns, width
+        kernel = RowKernel.of(*of_row, is_alone=rows <= target.compute_units)
         blocks = blocks_of_rows(kernel, target, rows, self._columns)
         spec = kernel_spec(kernel)
         names = spec.artifact_name, kernel.name, kernel.combine_name

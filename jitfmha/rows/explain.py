@@ -134,7 +134,8 @@ def _amd_kernel(
             of_x, stride, residual_stride = 0, columns, 0
         places = [0, of_x, 0, of_weight]
     width = width_of_loads(traits, direction, columns, places, (stride, residual_stride))
-    kernel = RowKernel.of(traits, direction, target.arch, columns, width)
+    is_alone = rows <= target.compute_units
+    kernel = RowKernel.of(traits, direction, target.arch, columns, width, is_alone=is_alone)
     blocks_of_rows(kernel, target, rows, columns)
     return kernel
 

@@ -19,13 +19,19 @@ from jitfmha.rows.problem import KINDS, RowTraits
 FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 
 
+def draw_units(rng, monkeypatch):
+    """So many that each row has one to itself, or so few that hardly any has."""
+    monkeypatch.setattr(TARGET_HERE.get(), "compute_units", (2, 1000)[drawn_index(rng, 2)])
+
+
 @pytest.mark.parametrize("arch", FP8)
 @pytest.mark.parametrize("kind", KINDS)
-def test_drawn_calls(kind, arch, dtypes, rng, poisoned_memory):
+def test_drawn_calls(kind, arch, dtypes, rng, poisoned_memory, monkeypatch):
     for dtype in dtypes:
         call = draw(rng, kind, dtype)
         quantised = (torch.int8, FP8[arch])[drawn_index(rng, 2)]
         with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+            draw_units(rng, monkeypatch)
             for _ in range(3):
                 check_call(draw_like(rng, call), [quantised])
             assert not run.findings()
@@ -48,7 +54,7 @@ def few_threads(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_several_workgroups(kind, rng, few_threads, poisoned_memory):
+def test_rows_of_several_workgroups(kind, rng, few_threads, poisoned_memory, monkeypatch):
     """Also where the last one has a part of a load, and rows lie at no multiple of 4 bytes."""
     columns = (8193, 9004, 10242)[drawn_index(rng, 3)]
     dtype = (torch.float32, torch.bfloat16, torch.float16)[drawn_index(rng, 3)]
@@ -57,6 +63,7 @@ def test_rows_of_several_workgroups(kind, rng, few_threads, poisoned_memory):
     # Means that are not 0, so that it matters of how many numbers they are.
     call = call._replace(x=call.x + 5)
     with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+        draw_units(rng, monkeypatch)
         check_call(call, [(torch.int8, FP8[arch])[drawn_index(rng, 2)]])
         check_gradients(rng, call)
         assert not run.findings()
@@ -96,11 +103,12 @@ def test_blocks_of_quantised_rows(columns, rng, poisoned_memory, monkeypatch):
 
 
 @pytest.mark.parametrize("columns", [34, 100])
-def test_rows_that_are_no_whole_loads(columns, rng, poisoned_memory):
+def test_rows_that_are_no_whole_loads(columns, rng, poisoned_memory, monkeypatch):
     """The last load of a row begins within the one before, also of weights that take two."""
     x = torch.randn(7, columns, generator=rng).half()
     call = RowCall("rms_norm", x, x.flip(0), torch.randn(columns, generator=rng), None, 1e-6)
     with jitfmha.emulate("gfx942", check=True) as run:
+        draw_units(rng, monkeypatch)
         check_call(call)
         check_gradients(rng, call)
         assert not run.findings()
@@ -169,7 +177,7 @@ def test_no_gradient_of_long_rows_spills(columns, arch):
     """Those that hold most: two sums, and a residual beside what several loads bring."""
     for weight_dtype in ("bf16", "fp32"):
         traits = RowTraits("layer_norm", "bf16", weight_dtype, "bf16", *(True,) * 3)
-        kernel = RowKernel.of(traits, "backward", arch, columns, 8)
+        kernel = RowKernel.of(traits, "backward", arch, columns, 8, is_alone=False)
         assert_nothing_is_spilled(amd.kernel_spec(kernel), kernel.name, kernel.combine_name)
 
 
@@ -179,5 +187,7 @@ def test_threads_of_a_row():
         *((8, (1, 256, 1)), (32, (1, 256, 4)), (1024, (32, 256, 4)), (2048, (64, 256, 4))),
         *((8192, (256, 256, 4)), (32768, (1024, 1024, 4)), (131072, (256, 256, 4))),
     ):
-        kernel = RowKernel.of(traits, "forward", "gfx942", columns, 8)
+        kernel = RowKernel.of(traits, "forward", "gfx942", columns, 8, is_alone=False)
         assert (kernel.row_lanes, kernel.threads, kernel.held) == expected
+    alone = RowKernel.of(traits, "forward", "gfx942", 1024, 8, is_alone=True)
+    assert (alone.row_lanes, alone.threads, alone.held) == (128, 128, 1)
