@@ -63,6 +63,23 @@ struct Place {
   }
 };
 
+// A weight or a bias, which is on its way with the first row where kHoldsWeights.
+struct Weights {
+  __amdgpu_buffer_rsrc_t all;
+  Numbers<Weight> held[kHoldsWeights ? kHeld : 1];
+
+  __device__ Weights(Global<const void> at, const Place& place)
+      : all(one_row_of<Weight>(at, place.columns)) {
+#pragma unroll
+    for (int i = 0; kHoldsWeights && i < kHeld; ++i)
+      held[i] = load_numbers<Weight>(all, place.column(i));
+  }
+  __device__ Floats at(int i, const Place& place) const {
+    if (kHoldsWeights) return floats_of<Weight>(held[i]);
+    return floats_of<Weight>(load_numbers<Weight>(all, place.column(i)));
+  }
+};
+
 // ---- What the workgroups of a row find out together ---------------------------------------------
 
 // A number and a mark that it is there; zeros before the launch.

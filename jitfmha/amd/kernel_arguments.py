@@ -21,6 +21,7 @@ from ..jit.shared_struct import (
     FieldType,
     Pointer,
     SharedStruct,
+    cpp_of,
 )
 from ..problem.score_features import NUMBER_FEATURES, TENSOR_FEATURES
 
@@ -390,34 +391,28 @@ def device_header() -> str:
 
 def backward_device_header() -> str:
     """Return the text of ``hsa/src/backward_arguments.h``."""
-    structs = _in_device_code(TENSOR_STRIDES, GRADIENT_TENSORS, WINDOW, READY_BACKWARD_ARGUMENTS)
+    structs = TENSOR_STRIDES, GRADIENT_TENSORS, WINDOW, READY_BACKWARD_ARGUMENTS
     return f"""\
 // The arguments of the backward kernels. Written by hsa/build.py, as arguments.h is.
 #pragma once
 
 #include "arguments.h"
 
-{structs}
+{cpp_of(structs, DEVICE)}
 """
 
 
 def compiled_structs() -> str:
     """What a compiled kernel takes, for its source, behind what ``arguments.h`` has."""
-    return _in_device_code(
-        *(MODIFIERS, STACKED_HEADS, ROW_BLOCK, SHARE_BEGIN, WORK_COSTS, WORK_LIST),
-        COMPILED_ARGUMENTS,
-    )
+    of_work = STACKED_HEADS, ROW_BLOCK, SHARE_BEGIN, WORK_COSTS, WORK_LIST
+    return cpp_of((MODIFIERS, *of_work, COMPILED_ARGUMENTS), DEVICE)
 
 
 def backward_structs() -> str:
     """Return the C++ structs that compiled kernels of the backward pass take."""
-    return _in_device_code(MODIFIERS, TENSOR_STRIDES, GRADIENT_TENSORS, BACKWARD_ARGUMENTS)
+    return cpp_of((MODIFIERS, TENSOR_STRIDES, GRADIENT_TENSORS, BACKWARD_ARGUMENTS), DEVICE)
 
 
 def sink_gradient_structs() -> str:
     """Return the C++ structs that the kernel of the gradient of sinks takes."""
-    return _in_device_code(TENSOR_STRIDES, SINK_GRADIENT_ARGUMENTS)
-
-
-def _in_device_code(*structs: SharedStruct) -> str:
-    return "\n\n".join(each.cpp(DEVICE) for each in structs)
+    return cpp_of((TENSOR_STRIDES, SINK_GRADIENT_ARGUMENTS), DEVICE)

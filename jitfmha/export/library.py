@@ -14,7 +14,7 @@ from ..amd.chips import Arch, Chip, architecture, chip, chips
 from ..amd.kernel_arguments import MODIFIERS, SINK_GRADIENT_ARGUMENTS
 from ..amd.manifest import KernelDtype
 from ..amd.runtime import PCI_CHIP_ID
-from ..jit.shared_struct import FLOAT, HOST
+from ..jit.shared_struct import FLOAT, cpp_of
 from ..jit.toolchain.hip_libraries import SYSTEM_NAMES
 from ..kernels.compiled.modifiers import OPEN_SIDE
 from ..kernels.compiled.sink_gradient import SINK_THREADS
@@ -34,7 +34,7 @@ from ..problem.score_features import (
     ScoreFeature,
 )
 from ..rows.heads.amd import THREADS
-from ..rows.heads.structs import cpp as heads_structs
+from ..rows.heads.structs import STRUCTS as HEADS_STRUCTS
 from ..version import __version__
 from .append import AppendKernel
 from .kernels import BackwardKernels, ForwardKernel, SinkKernel
@@ -120,7 +120,7 @@ def library_files(
         "src/appendkv.h": _rendered(
             "appendkv.h",
             {
-                "shared_structs": heads_structs(HOST),
+                "shared_structs": cpp_of(HEADS_STRUCTS),
                 "max_hdim": MAX_HDIM,
                 "append_kernels": _lines(_chosen(append, _append_entry)),
             },

@@ -24,8 +24,8 @@ class TemplateError(ValueError):
 def render(template: str, values: Mapping[str, object]) -> str:
     """The text of a template, by its path below `csrc_templates/`, with its `@{name}`s replaced.
 
-    ``values`` has exactly the names that the template uses. A value is inserted as it is; what
-    looks like a placeholder inside a value is not replaced again.
+    ``values`` has exactly the names that the template uses. A bool is inserted as C++ spells it,
+    any other value as it is; what looks like a placeholder inside a value is not replaced again.
 
     Raises:
         TemplateError: there is no such template, a placeholder has no value, a value has no
@@ -34,7 +34,11 @@ def render(template: str, values: Mapping[str, object]) -> str:
     text = _read(template)
     names = {match.group(1) for match in _PLACEHOLDER.finditer(text)}
     _check_names(template, names, values)
-    return _PLACEHOLDER.sub(lambda match: str(values[match.group(1)]), text)
+    return _PLACEHOLDER.sub(lambda match: _spelled(values[match.group(1)]), text)
+
+
+def _spelled(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _read(template: str) -> str:

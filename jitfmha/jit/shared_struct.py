@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -161,6 +161,11 @@ class SharedStruct:
             f"struct {self.name} {{\n{members}}};\n{checks}"
             f"static_assert(sizeof({self.name}) == {self.size});"
         )
+
+
+def cpp_of(structs: Iterable[SharedStruct], dialect: Dialect = HOST) -> str:
+    """The definitions of structs, each before those that have it inside."""
+    return "\n\n".join(each.cpp(dialect) for each in structs)
 
 
 def _rounded_up(value: int, multiple: int) -> int:

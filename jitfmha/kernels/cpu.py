@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from ..jit.loader import load
 from ..jit.render import render
-from ..jit.shared_struct import FLOAT, INT32, INT64, FieldType, Pointer, SharedStruct
+from ..jit.shared_struct import FLOAT, INT32, INT64, FieldType, Pointer, SharedStruct, cpp_of
 from ..jit.spec import MAX_NAME, BuildSpec
 from ..planning.measured import Variant
 from ..planning.plan import Launch, Plan, Reason, Refusal, splits_to_time
@@ -332,10 +332,10 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         "hdim_v": traits.hdim_v,
         "mask": traits.mask,
         "mode": traits.mode,
-        "tile_unit": str(traits.isa in _TILE_UNITS).lower(),
-        "shared_structs": "\n\n".join(x.cpp() for x in structs),
+        "tile_unit": traits.isa in _TILE_UNITS,
+        "shared_structs": cpp_of(structs),
         "score_constants": traits.modifiers.constants(),
-        **{name: str(getattr(traits, name)).lower() for name in _SWITCHES},
+        **{name: getattr(traits, name) for name in _SWITCHES},
     }
     vectors, flags = ISAS[traits.isa]
     kernel = f"fmha_{traits.short_direction}.cpp"
@@ -618,19 +618,17 @@ def _packed_keys(keys: KeyOptions, k: Tensor) -> bytes:
     return KEY_OPTIONS.packer.pack(*pages, num_splits, 0, address(out_accum), address(lse_accum))
 
 
-def load_kernel(spec: BuildSpec) -> ctypes.CDLL:
-    """The library of a kernel, which runs on torch's threads; raises as `load`."""
+def load_entry(spec: BuildSpec, name: str, *arguments: Any) -> Callable[..., int]:
+    """The function of a kernel, which runs on torch's threads; raises as `load`."""
     library = load(spec)
     library.jitfmha_use_pool(*thread_pool())
-    return library
+    function: Callable[..., int] = getattr(library, name)
+    function.argtypes = arguments  # type: ignore[attr-defined]
+    function.restype = ctypes.c_int  # type: ignore[attr-defined]
+    return function
 
 
 @cache
 def _entry(traits: CpuTraits) -> Callable[..., int]:
-    function: Callable[..., int] = getattr(
-        load_kernel(launcher_spec(traits)), f"jitfmha_{traits.short_direction}"
-    )
-    arguments = {"forward": 4, "backward": 3}[traits.direction]
-    function.argtypes = [ctypes.c_char_p] * arguments  # type: ignore[attr-defined]
-    function.restype = ctypes.c_int  # type: ignore[attr-defined]
-    return function
+    arguments = [ctypes.c_char_p] * {"forward": 4, "backward": 3}[traits.direction]
+    return load_entry(launcher_spec(traits), f"jitfmha_{traits.short_direction}", *arguments)

@@ -12,7 +12,7 @@ from ..problem.checks import describe, requires_any_grad
 from ..problem.mask import OPEN_WINDOW, check_window_size
 from ..problem.packed_pages import shape_of_keys
 from ..rows.heads.interface import qk_norm_rope_cache
-from ..rows.heads.problem import HEAD_DTYPES
+from ..rows.problem import ROW_DTYPES
 from .kv_cache import Rotary, flash_attn_with_kvcache
 from .page_layout import PageLayout
 
@@ -294,7 +294,7 @@ class Attention(nn.Module):
             norms is None
             or (torch.is_grad_enabled() and requires_any_grad(q, k, *norms.values()))
             or torch.compiler.is_compiling()
-            or q.dtype not in HEAD_DTYPES
+            or q.dtype not in ROW_DTYPES
         ):
             q, k = self.q_norm(q), self.k_norm(k)
             return self._rotated(q, k, cu_seqlens) if self.rotary_dim > 0 else (q, k)

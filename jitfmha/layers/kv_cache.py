@@ -32,7 +32,8 @@ from ..problem.packed_pages import are_packed, check_packed_shape, shape_of_keys
 from ..problem.problem import make_problem
 from ..problem.torch_parts import is_any_autocast_enabled, is_watched
 from ..rows.heads.interface import run_or_trace
-from ..rows.heads.problem import CACHE_DTYPES, HEAD_DTYPES, HeadArguments
+from ..rows.heads.problem import HeadArguments
+from ..rows.problem import QUANTISED_DTYPES, ROW_DTYPES
 from .peer_values import (
     as_flag,
     as_int,
@@ -211,13 +212,13 @@ class _Call(NamedTuple):
         q, k, v = self.q, self.k, self.v
         assert k is not None
         assert v is not None
-        if rotary is not None and (q.dtype != k.dtype or q.dtype not in HEAD_DTYPES):
+        if rotary is not None and (q.dtype != k.dtype or q.dtype not in ROW_DTYPES):
             k = rotary.rotated("k", k, seqlens, moves=True)
             q = rotary.rotated("q", q, seqlens, moves=q_moves)
             rotary = None
         given = [with_contiguous_rows(x) for x in (k, v)]
         caches = [self.k_cache, self.v_cache]
-        if k.dtype not in HEAD_DTYPES:  # bytes, which are copied as they are
+        if k.dtype not in ROW_DTYPES:  # bytes, which are copied as they are
             given, caches = ([x.view(torch.int8) for x in pair] for pair in (given, caches))
         is_rounded = k.dtype != self.k_cache.dtype
         scales = (self.k_descale, self.v_descale) if is_rounded else (None, None)
@@ -447,7 +448,7 @@ class Rotary(NamedTuple):
     def tables(self) -> dict[str, Any]:
         """Those that kernels take, with how they rotate."""
         tables = [self.cos, self.sin]
-        if self.cos.dtype != self.sin.dtype or self.cos.dtype not in HEAD_DTYPES:
+        if self.cos.dtype != self.sin.dtype or self.cos.dtype not in ROW_DTYPES:
             tables = [x.float() for x in tables]
         cos, sin = map(with_contiguous_rows, tables)
         return {"cos": cos, "sin": sin, "interleaved": self.interleaved}
@@ -556,7 +557,7 @@ def _check_new(call: _Call) -> None:
                 f"{name} is {describe(x)}; expected (batch, new keys, heads, hdim), which is "
                 f"{expected}"
             )
-        is_rounded = x.dtype in HEAD_DTYPES and whole.dtype in CACHE_DTYPES
+        is_rounded = x.dtype in ROW_DTYPES and whole.dtype in QUANTISED_DTYPES
         if x.dtype != whole.dtype and not is_rounded:
             raise TypeError(f"{name} has dtype {x.dtype}; {name}_cache has {whole.dtype}")
 

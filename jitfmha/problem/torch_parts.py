@@ -203,6 +203,15 @@ def operator_of_gradients(name: str, of_what: str) -> Any:
     return operator_with_gradient(name, lambda *_: None, refuse)
 
 
+def implement(
+    library: torch.library.Library, name: str, kernel: Callable[..., Any], fake: Callable[..., Any]
+) -> None:
+    """Give an operator its kernel on all devices, and what stands for it where it is traced."""
+    for key in ("CPU", "CUDA"):
+        library.impl(name, kernel, key)
+    torch.library.register_fake(f"jitfmha::{name}", fake, lib=library)
+
+
 def register_derivative(
     library: torch.library.Library, name: str, function: Any, of_what: str
 ) -> None:

@@ -62,7 +62,7 @@ class RowKernel(NamedTuple):
         row_lanes, threads: of a row and of a workgroup.
         held: loads of a row that a thread keeps.
         streams: whether forward a workgroup has a block of rows, one after the other.
-        holds_weights: whether forward they are on their way with its first rows.
+        is_alone: whether forward a row has a unit to itself.
         combined_columns: those that a workgroup behind backward adds up.
         units_of_block: backward, compute units for each block of rows with parts of gradients,
             which are traffic, too.
@@ -78,7 +78,7 @@ class RowKernel(NamedTuple):
     threads: int
     held: int
     streams: bool
-    holds_weights: bool
+    is_alone: bool
     combined_columns: int
     units_of_block: int
     shares: int
@@ -135,14 +135,14 @@ class RowKernel(NamedTuple):
             combined *= 2
         keeps_up = chunks >= lanes * held * _READ_BY_ONE.get((arch, traits.kind), inf)
         units = 2 if shares == 1 and held > 1 and keeps_up else shares
-        of_row = width, ragged, lanes, threads, held, streams, streams or is_alone
+        of_row = width, ragged, lanes, threads, held, streams, is_alone
         return cls(traits, direction, arch, *of_row, combined, units, shares)
 
     @property
     def name(self) -> str:
         of_row = f"{self.held}x{self.width}x{self.row_lanes}{'_ragged' if self.ragged else ''}"
         of_row += f"_{self.shares}shares" if self.shares > 1 else ""
-        of_row += "_alone" if self.holds_weights and not self.streams else ""
+        of_row += "_alone" if self.is_alone else ""
         return f"{TEMPLATES[self.direction]}_{self.traits.name}_{of_row}_{self.arch}"
 
     @property
@@ -167,34 +167,30 @@ class RowKernel(NamedTuple):
 @cache
 def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
     """The sources and the flags of a kernel."""
-    traits = kernel.traits
-    switches = ("has_weight", "has_bias", "has_residual")
-    counts = ("width", "row_lanes", "threads", "held", "shares")
-    values = {
-        **{name: str(getattr(traits, name)).lower() for name in switches},
-        "kind": traits.kind,
-        "kernel": kernel.name,
-        "shared_structs": CALLS[kernel.direction].cpp(DEVICE),
+    traits, direction = kernel.traits, kernel.direction
+    of_traits = "kind", "has_weight", "has_bias", "has_residual"
+    of_kernel = "width", "ragged", "row_lanes", "threads", "held", "shares"
+    constants = {
+        **{name: getattr(traits, name) for name in of_traits},
+        **{name: getattr(kernel, name) for name in of_kernel},
+        "shared_structs": CALLS[direction].cpp(DEVICE),
         "element": ELEMENTS[traits.dtype],
         "weight_element": ELEMENTS[traits.weight_dtype],
-        "ragged": str(kernel.ragged).lower(),
+        "out_element": ELEMENTS[traits.out_dtype],
+        # Backward they serve many rows; forward, where registers have room for them.
+        "holds_weights": direction == "backward" or kernel.streams or kernel.is_alone,
         "largest": f"{LARGEST.get(traits.out_dtype, 0)}.0f",
-        **{name: getattr(kernel, name) for name in counts},
     }
-    if kernel.direction == "forward":
-        values |= {
-            "out_element": ELEMENTS[traits.out_dtype],
-            "streams": str(kernel.streams).lower(),
-            "holds_weights": str(kernel.holds_weights).lower(),
-        }
+    traits_of_rows = jit.render("amd/rows_traits.h.in", constants)
+    values: dict[str, object] = {"kernel": kernel.name, "traits": traits_of_rows}
+    if direction == "forward":
+        values["streams"] = kernel.streams
     else:
-        values |= {
-            "combine_kernel": kernel.combine_name,
-            "combined_columns": kernel.combined_columns,
-        }
-    why = f"the first {kernel.direction} {traits.kind} of {traits.dtype} rows on {kernel.arch}"
+        values["combine_kernel"] = kernel.combine_name
+        values["combined_columns"] = kernel.combined_columns
+    why = f"the first {direction} {traits.kind} of {traits.dtype} rows on {kernel.arch}"
     headers = "elements.h", "row_chunks.h", "row_places.h"
-    template = f"{TEMPLATES[kernel.direction]}.hip"
+    template = f"{TEMPLATES[direction]}.hip"
     return device_spec(kernel.name, kernel.arch, template, values, headers, why)
 
 
@@ -229,11 +225,20 @@ def width_of_loads(
     return width
 
 
-def blocks_of_rows(kernel: RowKernel, target: AmdTarget, rows: int, columns: int) -> int:
-    """Those that forward divides rows into.
+def planned_rows(
+    traits: RowTraits,
+    direction: Direction,
+    target: AmdTarget,
+    size: tuple[int, int],
+    width: int,
+) -> tuple[RowKernel, int]:
+    """The kernel for so many rows and columns, and the blocks that forward divides the rows into.
 
     Raises ``NotImplementedError`` where a launch has no room for their threads.
     """
+    rows, columns = size
+    is_alone = rows <= target.compute_units
+    kernel = RowKernel.of(traits, direction, target.arch, columns, width, is_alone=is_alone)
     blocks = -(-rows // kernel.rows)
     if kernel.streams:
         blocks = min(rows, _STREAMS_OF_UNIT * target.compute_units)
@@ -241,7 +246,7 @@ def blocks_of_rows(kernel: RowKernel, target: AmdTarget, rows: int, columns: int
         raise NotImplementedError(
             f"x has {rows} rows of {columns} numbers; a launch has room for less than 2**32 threads"
         )
-    return blocks
+    return kernel, blocks
 
 
 class LoadedRows(NamedTuple):
@@ -269,35 +274,28 @@ class AmdRows(StructLauncher):
     """The kernels of calls that differ in the addresses of their tensors alone."""
 
     def __init__(
-        self,
-        traits: RowTraits,
-        direction: Direction,
-        target: AmdTarget,
-        rows: int,
-        columns: int,
+        self, traits: RowTraits, direction: Direction, target: AmdTarget, size: tuple[int, int]
     ) -> None:
         """Raises ``NotImplementedError`` where the chip has no such form of fp8."""
         refuse_form_of_fp8("out_dtype", traits.out_dtype, target)
         super().__init__(target)
-        self._traits, self._direction = traits, direction
-        self._rows, self._columns = rows, columns
+        self._of_calls = traits, direction, target, size
         self._kernels: dict[int, LoadedRows] = {}
 
     def loaded(self, pointers: Sequence[int], strides: Sequence[int]) -> LoadedRows:
         """The kernel for tensors that lie there."""
-        width = width_of_loads(self._traits, self._direction, self._columns, pointers, strides)
+        traits, direction, _, (_, columns) = self._of_calls
+        width = width_of_loads(traits, direction, columns, pointers, strides)
         if width not in self._kernels:
             self._kernels[width] = self._load(width)
         return self._kernels[width]
 
     def _load(self, width: int) -> LoadedRows:
-        target, rows = self._target, self._rows
-        of_row = self._traits, self._direction, target.arch, self._columns, width
-        kernel = RowKernel.of(*of_row, is_alone=rows <= target.compute_units)
-        blocks = blocks_of_rows(kernel, target, rows, self._columns)
+        *_, (rows, columns) = self._of_calls
+        kernel, blocks = planned_rows(*self._of_calls, width)
         spec = kernel_spec(kernel)
         names = spec.artifact_name, kernel.name, kernel.combine_name
         address = self.load(jit.read(spec), kernel.threads, *names)
         words = 1 + rows * kernel.words if kernel.shares > 1 else 0
-        combining = -(-self._columns // kernel.combined_columns)
+        combining = -(-columns // kernel.combined_columns)
         return LoadedRows(address, blocks, kernel.units_of_block, kernel.shares, words, combining)

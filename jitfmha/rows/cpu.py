@@ -8,7 +8,7 @@ from functools import cache
 
 from ..jit.render import render
 from ..jit.spec import MAX_NAME, BuildSpec
-from ..kernels.cpu import BESIDE_TILE_UNIT, CFLAGS, ISAS, load_kernel
+from ..kernels.cpu import BESIDE_TILE_UNIT, CFLAGS, ISAS, load_entry
 from ..planning.target import CpuIsa
 from ..problem.problem import Direction
 from .problem import MOST_COLUMNS, RowTraits
@@ -49,10 +49,8 @@ def spec_of_rows(
 
 def cpu_spec(traits: RowTraits, direction: Direction, isa: CpuIsa) -> BuildSpec:
     """The sources and the flags of a kernel."""
-    switches = ("has_weight", "has_bias", "has_residual")
     of_rows = {
         **traits._asdict(),
-        **{name: str(getattr(traits, name)).lower() for name in switches},
         "direction": direction,
         "most_columns": MOST_COLUMNS,
         "shared_structs": CALLS[direction].cpp(),
@@ -65,7 +63,4 @@ def cpu_spec(traits: RowTraits, direction: Direction, isa: CpuIsa) -> BuildSpec:
 @cache
 def cpu_entry(traits: RowTraits, direction: Direction, isa: CpuIsa) -> Callable[[bytes], int]:
     """The function that runs a kernel, which takes the packed struct of its call."""
-    function: Callable[[bytes], int] = load_kernel(cpu_spec(traits, direction, isa)).jitfmha_rows
-    function.argtypes = [ctypes.c_char_p]  # type: ignore[attr-defined]
-    function.restype = ctypes.c_int  # type: ignore[attr-defined]
-    return function
+    return load_entry(cpu_spec(traits, direction, isa), "jitfmha_rows", ctypes.c_char_p)

@@ -10,12 +10,13 @@ from ..call.explained import CallExplanation
 from ..kernels.estimate import machine_of
 from ..planning.target import AmdTarget, CpuTarget, Target
 from ..problem.checks import not_a_tensor
+from ..problem.dtypes import DTYPE_BYTES
 from ..problem.problem import Direction
 from .amd import (
     MOST_STRIDE,
     RowKernel,
-    blocks_of_rows,
     kernel_spec,
+    planned_rows,
     refuse_form_of_fp8,
     width_of_loads,
 )
@@ -85,18 +86,20 @@ def _planned(
     template = TEMPLATES[direction]
     if isinstance(target, CpuTarget):
         spec = cpu_spec(traits, direction, target.isa)
-        source = f"csrc_templates/cpu/{template}.cpp.in"
-        known = known._replace(kernels=(spec.name,), source=source, specs=(spec,))
-        return known._replace(remarks=(_OF_TORCH,)) if traits.kind == "softmax" else known
-    columns = x.shape[-1]
-    rows = x.numel() // columns
-    kernel = _amd_kernel(arguments, traits, direction, target, rows)
-    bytes_of_x, is_backward = x.nbytes, direction == "backward"
-    # Forward reads x and writes the result; backward reads x and its result's gradient, and writes
-    # x's. A residual is read and the sum written; backward reads the gradient of that.
-    moved = bytes_of_x * (3 if is_backward else 1)
-    moved += 0 if is_backward else rows * columns * (arguments.out_dtype or x.dtype).itemsize
-    moved += 0 if residual is None else bytes_of_x * (1 if is_backward else 2)
+        return known._replace(
+            kernels=(spec.name,),
+            source=f"csrc_templates/cpu/{template}.cpp.in",
+            specs=(spec,),
+            remarks=(_OF_TORCH,) if traits.kind == "softmax" else (),
+        )
+    kernel = _amd_kernel(arguments, traits, direction, target)
+    # Forward reads x and writes the result, with a residual it reads that and writes the sum, too.
+    # Backward reads x and its result's gradient and writes x's; with a residual it reads the sum's.
+    has_residual = residual is not None
+    if direction == "forward":
+        moved = x.numel() * DTYPE_BYTES[traits.out_dtype] + x.nbytes * (1 + 2 * has_residual)
+    else:
+        moved = x.nbytes * (3 + has_residual)
     moved += sum(each.nbytes for each in (weight, bias) if each is not None)
     rate = machine_of(target).bytes_per_second
     of_row = f"{kernel.row_lanes} threads"
@@ -106,11 +109,9 @@ def _planned(
         f"A row has {of_row}, which load {kernel.width} numbers at once.",
         f"The estimate is what {moved / 1e6:.4g} MB take at {rate / 1e12:.3g} TB/s.",
     )
-    names = [kernel.name]
-    if is_backward and (weight is not None or bias is not None):
-        names.append(kernel.combine_name)
+    has_combined = kernel.combine_name and (traits.has_weight or traits.has_bias)
     return known._replace(
-        kernels=tuple(names),
+        kernels=(kernel.name, *((kernel.combine_name,) if has_combined else ())),
         source=f"csrc_templates/amd/{template}.hip.in",
         specs=(kernel_spec(kernel),),
         seconds=moved / rate,
@@ -119,12 +120,12 @@ def _planned(
 
 
 def _amd_kernel(
-    arguments: RowArguments, traits: RowTraits, direction: Direction, target: AmdTarget, rows: int
+    arguments: RowArguments, traits: RowTraits, direction: Direction, target: AmdTarget
 ) -> RowKernel:
     """The one for tensors where these lie; what is new lies at multiples of loads."""
     kind, x, residual, weight, bias, *_ = arguments
     refuse_form_of_fp8("out_dtype", traits.out_dtype, target)
-    columns = x.shape[-1]
+    rows, columns = x.shape[:-1].numel(), x.shape[-1]
     (of_x, stride), (of_residual, residual_stride) = _place(x), _place(residual)
     of_weight, of_bias = (0 if each is None else each.data_ptr() for each in (weight, bias))
     places = [of_x, of_residual, of_weight, of_bias]
@@ -134,10 +135,7 @@ def _amd_kernel(
             of_x, stride, residual_stride = 0, columns, 0
         places = [0, of_x, 0, of_weight]
     width = width_of_loads(traits, direction, columns, places, (stride, residual_stride))
-    is_alone = rows <= target.compute_units
-    kernel = RowKernel.of(traits, direction, target.arch, columns, width, is_alone=is_alone)
-    blocks_of_rows(kernel, target, rows, columns)
-    return kernel
+    return planned_rows(traits, direction, target, (rows, columns), width)[0]
 
 
 def _place(x: Tensor | None) -> tuple[int, int]:

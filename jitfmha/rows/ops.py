@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..problem.arguments import new_tuple
 from ..problem.torch_parts import (
+    implement,
     is_watched,
     operator_of_gradients,
     operator_with_gradient,
@@ -189,8 +190,6 @@ for _name, _kernel, _fake in (
     ("rows_fwd", _rows_fwd, _rows_fwd_fake),
     ("rows_bwd", _rows_bwd, _rows_bwd_fake),
 ):
-    _library.impl(_name, _kernel, "CPU")
-    _library.impl(_name, _kernel, "CUDA")
-    torch.library.register_fake(f"jitfmha::{_name}", _fake, lib=_library)
+    implement(_library, _name, _kernel, _fake)
     _rule = partial(_map, getattr(torch.ops.jitfmha, _name))
     torch.library.register_vmap(f"jitfmha::{_name}", _rule, lib=_library)

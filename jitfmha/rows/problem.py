@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -114,14 +115,13 @@ def traits_of(arguments: RowArguments) -> RowTraits:
             f"residual has shape {tuple(residual.shape)} and dtype {residual.dtype}, x has "
             f"{tuple(x.shape)} and {x.dtype}; both must be the same"
         )
-    _check_weights(x, weight, bias)
+    of_weights = check_weights((("weight", weight, x), ("bias", bias, x)), x.dtype)
     check_eps(eps)
     if out_dtype is not None and out_dtype not in (x.dtype, *QUANTISED_DTYPES):
         raise NotImplementedError(
             f"out_dtype is {out_dtype}; results are {x.dtype} as x, or quantised to one of "
             f"{', '.join(map(str, QUANTISED_DTYPES))}"
         )
-    of_weights = next((each.dtype for each in (weight, bias) if each is not None), x.dtype)
     return RowTraits(
         *(kind, DTYPE_NAMES[x.dtype], DTYPE_NAMES[of_weights], DTYPE_NAMES[out_dtype or x.dtype]),
         *(weight is not None, bias is not None, residual is not None),
@@ -136,21 +136,31 @@ def check_eps(eps: object) -> None:
         raise ValueError(f"eps is {eps}; it must be at least 0, and finite")
 
 
-def _check_weights(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
-    for name, each in (("weight", weight), ("bias", bias)):
-        if each is None:
+def check_weights(
+    named: Iterable[tuple[str, Tensor | None, Tensor | None]], dtype: torch.dtype
+) -> torch.dtype:
+    """That of weights, each beside what it is for, which has ``dtype``; the same without any.
+
+    Raises ``ValueError`` where one has another shape or dtype than it must have.
+    """
+    of_weights = None
+    for name, weight, x in named:
+        if weight is None:
             continue
-        if each.shape != x.shape[-1:]:
+        if x is None:
+            raise ValueError(f"{name} has shape {tuple(weight.shape)}; what it is for is missing")
+        if weight.shape != x.shape[-1:]:
             raise ValueError(
-                f"{name} has shape {tuple(each.shape)}; with rows of {x.shape[-1]} numbers it must "
-                f"have shape ({x.shape[-1]},)"
+                f"{name} has shape {tuple(weight.shape)}; with rows of {x.shape[-1]} numbers it "
+                f"must have shape ({x.shape[-1]},)"
             )
-        if each.dtype not in (x.dtype, torch.float32):
+        if weight.dtype not in (dtype, torch.float32) or of_weights not in (None, weight.dtype):
             raise ValueError(
-                f"{name} has dtype {each.dtype}; it must be {x.dtype} as x, or float32"
+                f"{name} has dtype {weight.dtype}; weights must be {dtype} as what they are for, "
+                "or float32, and all the same"
             )
-    if weight is not None and bias is not None and weight.dtype != bias.dtype:
-        raise ValueError(f"bias has dtype {bias.dtype} and weight {weight.dtype}; both must agree")
+        of_weights = weight.dtype
+    return of_weights or dtype
 
 
 def as_rows(x: Tensor, most_stride: int | None = None) -> Tensor:

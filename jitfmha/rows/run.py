@@ -79,7 +79,7 @@ class _Kernel:
         self._most_stride = None if isinstance(target, CpuTarget) else MOST_STRIDE
         self.entry = self._amd = None
         if isinstance(target, AmdTarget):
-            self._amd = AmdRows(traits, direction, target, self.rows, self._columns)
+            self._amd = AmdRows(traits, direction, target, (self.rows, self._columns))
         elif self.rows:
             self.entry = cpu_entry(traits, direction, target.isa)
         self._blocks = self._blocks_of_gradients(1) if direction == "backward" else 0

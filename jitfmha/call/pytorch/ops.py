@@ -18,7 +18,7 @@ from ...problem.dtypes import out_dtype_of
 from ...problem.mask import Mask, parse_mask
 from ...problem.problem import make_problem
 from ...problem.score_features import Modifiers
-from ...problem.torch_parts import is_profiled
+from ...problem.torch_parts import implement, is_profiled
 from ..backward import BackwardArguments, make_backward_problem, new_gradients, run_backward
 from ..run import run
 
@@ -203,9 +203,7 @@ for _name, _kernel, _fake in (
     ("fmha_fwd_out", _fmha_fwd_out, _fmha_fwd_out_fake),
     ("fmha_bwd", _fmha_bwd, _fmha_bwd_fake),
 ):
-    library.impl(_name, _kernel, "CPU")
-    library.impl(_name, _kernel, "CUDA")
-    torch.library.register_fake(f"jitfmha::{_name}", _fake, lib=library)
+    implement(library, _name, _kernel, _fake)
 library.impl("fmha_fwd_out", _fmha_fwd_out_resolved, "Negative")
 # No dtype that is served has this bit; torch would fail on it before the dtype is seen.
 library.impl("fmha_fwd_out", torch.library.fallthrough_kernel, "Conjugate")

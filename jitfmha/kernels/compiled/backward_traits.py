@@ -15,7 +15,7 @@ from .backward_launch import BackwardKernel, Rows
 from .device_spec import device_spec
 from .tile_table import KernelPart, Tile
 from .tiles import tile_for, tile_table, waves_in_cpp
-from .traits import Access, SharedTraits, cpp_bool, far_stride_bytes
+from .traits import Access, SharedTraits, far_stride_bytes
 
 _TEMPLATE = "compiled_bwd.hip"
 _HEADERS = (
@@ -124,8 +124,8 @@ def backward_spec(traits: BackwardTraits) -> jit.BuildSpec:
         "kernel": traits.name,
         "waves_with_features": waves_in_cpp(traits.arch, "backward", "any"),
         "makes_dk_with_dv": int(traits.makes_dk_with_dv),
-        "streams": cpp_bool(traits.streams),
-        "column_major_v": cpp_bool(traits.has_column_major_v),
+        "streams": traits.streams,
+        "column_major_v": traits.has_column_major_v,
         **{f"{kernel}_slices": traits.slices_of(kernel) for kernel in _SLICED},
         "dtype": tile_table(traits.arch).elements_of(traits.dtype).products,
         **{f"lds_bytes_of_{kernel}": _lds_bytes(traits, kernel) for kernel in _OF_KEYS},

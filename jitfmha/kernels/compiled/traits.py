@@ -153,11 +153,11 @@ class SharedTraits(ABC):
         return {
             "hdim_q": self.hdim_q,
             "hdim_v": self.hdim_v,
-            "is_group": cpp_bool(self.mode == "gm1"),
-            "is_masked": cpp_bool(self.is_masked),
+            "is_group": self.mode == "gm1",
+            "is_masked": self.is_masked,
             "access": self.access,
             "score_constants": self.modifiers.constants(),
-            "large_softcap": cpp_bool(self.has_large_softcap),
+            "large_softcap": self.has_large_softcap,
             "rounding": _ROUNDINGS[self.bf16_cvt],
             "own_rows": self.tile.own_rows,
             "other_rows": self.tile.other_rows,
@@ -487,12 +487,12 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         "shared_structs": compiled_structs(),
         "kernel": traits.name,
         "combine_kernel": traits.combine_name,
-        "stacks_heads": cpp_bool(traits.stacks_heads),
+        "stacks_heads": traits.stacks_heads,
         "query_element": of_queries.element,
         "key_element": of_keys.element,
         "out_element": of_output.element,
         "dtype": _product_of_values(of_queries.products, traits),
-        "descales": cpp_bool(traits.has_descales),
+        "descales": traits.has_descales,
         **traits.template_values(),
     }
     headers: tuple[str, ...] = _HEADERS
@@ -510,7 +510,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         values |= {
             # Bytes of keys become fp16, as those of values do.
             "score_dtype": "FP16" if traits.kv_dtype == "int8" else of_queries.scores,
-            "byte_values": cpp_bool(traits.has_byte_values),
+            "byte_values": traits.has_byte_values,
         }
     elif not traits.row_blocks:
         headers = *_HEADERS, "bias_tiles.h", "block_parts.h", "streamed_rows.h", "work_list.h"
@@ -523,18 +523,18 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
             "loads_early": early_loads_in_cpp(traits.arch),
             "chip_lds_bytes": architecture(traits.arch).lds_bytes,
             "score_dtype": of_queries.scores,
-            "int8_probabilities": cpp_bool(traits.has_int8_probabilities),
-            "column_major_v": cpp_bool(traits.has_column_major_v),
-            "leaves_parts": cpp_bool(traits.leaves_parts),
-            "streams": cpp_bool(traits.streams),
-            "lists_work": cpp_bool(traits.lists_work),
+            "int8_probabilities": traits.has_int8_probabilities,
+            "column_major_v": traits.has_column_major_v,
+            "leaves_parts": traits.leaves_parts,
+            "streams": traits.streams,
+            "lists_work": traits.lists_work,
             "list_kernel": traits.list_name,
         }
     if not (traits.row_blocks or traits.takes_turns):
         headers = *headers, "token_scales.h"
         values |= {
-            "token_k_descales": cpp_bool(traits.has_token_k_descales),
-            "token_v_descales": cpp_bool(traits.has_token_v_descales),
+            "token_k_descales": traits.has_token_k_descales,
+            "token_v_descales": traits.has_token_v_descales,
         }
     why = traits.why_built("call")
     return device_spec(
@@ -565,8 +565,3 @@ def _packs_floats(traits: ForwardTraits) -> bool:
     modifiers = traits.modifiers
     beside_bias = modifiers.asked._replace(bias=None) != AskedModifiers() or modifiers.dropout
     return architecture(traits.arch).product_depth == 16 and beside_bias
-
-
-def cpp_bool(value: bool) -> str:
-    """Spell a bool as C++ does."""
-    return str(value).lower()

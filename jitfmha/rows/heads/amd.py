@@ -9,13 +9,14 @@ from typing import NamedTuple
 from ... import jit
 from ...amd.chips import Arch
 from ...amd.kernel_arguments import DEVICE
+from ...jit.shared_struct import cpp_of
 from ...kernels.compiled.device_spec import device_spec
 from ...kernels.struct_launcher import StructLauncher
 from ...planning.target import AmdTarget
 from ...problem.dtypes import DTYPE_BYTES
 from ..amd import ELEMENTS, LARGEST, LOAD_BYTES, refuse_form_of_fp8
 from .problem import MOST_NUMBER, N_TENSORS, HeadArguments, HeadTraits
-from .structs import cpp
+from .structs import STRUCTS
 
 THREADS, _WAVE = 256, 64
 # What is loaded and stored in chunks of several numbers.
@@ -74,18 +75,16 @@ def kernel_spec(kernel: HeadKernel) -> jit.BuildSpec:
     traits = kernel.traits
     values = {
         "kernel": kernel.name,
-        "shared_structs": cpp(DEVICE),
+        "shared_structs": cpp_of(STRUCTS, DEVICE),
         "element": ELEMENTS[traits.dtype],
         "weight_element": ELEMENTS[traits.weight_dtype],
         "table_element": ELEMENTS[traits.table_dtype],
         "cache_element": ELEMENTS[traits.cache_dtype],
         "largest": f"{LARGEST.get(traits.cache_dtype, 0)}.0f",
-        "is_interleaved": str(traits.is_interleaved).lower(),
-        "is_packed": str(traits.is_packed).lower(),
-        "has_q_norm": str(kernel.has_norm[0]).lower(),
-        "has_k_norm": str(kernel.has_norm[1]).lower(),
-        "hdim": kernel.hdims[0],
-        "hdim_v": kernel.hdims[1],
+        "is_interleaved": traits.is_interleaved,
+        "is_packed": traits.is_packed,
+        **dict(zip(("has_q_norm", "has_k_norm"), kernel.has_norm, strict=True)),
+        **dict(zip(("hdim", "hdim_v"), kernel.hdims, strict=True)),
         "half": -1 if kernel.half is None else kernel.half,
         **{name: getattr(kernel, name) for name in ("width", "lanes", "units")},
         "threads": THREADS,

@@ -6,12 +6,12 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-from ...jit.shared_struct import HOST
-from ...kernels.cpu import load_kernel
+from ...jit.shared_struct import cpp_of
+from ...kernels.cpu import load_entry
 from ...planning.target import CpuIsa
 from ..cpu import spec_of_rows
 from .problem import MOST_HDIM, HeadTraits
-from .structs import cpp
+from .structs import STRUCTS
 
 
 @cache
@@ -19,8 +19,8 @@ def cpu_entry(traits: HeadTraits, isa: CpuIsa) -> Callable[[bytes, object], int]
     """The function that runs a kernel: of the packed struct, and where it tells a number."""
     values = {
         "table_dtype": traits.table_dtype,
-        "is_interleaved": str(traits.is_interleaved).lower(),
-        "is_packed": str(traits.is_packed).lower(),
+        "is_interleaved": traits.is_interleaved,
+        "is_packed": traits.is_packed,
         "most_hdim": MOST_HDIM,
     }
     of_rows = {
@@ -29,14 +29,11 @@ def cpu_entry(traits: HeadTraits, isa: CpuIsa) -> Callable[[bytes, object], int]
         "out_dtype": traits.cache_dtype,
         "kind": "rms_norm",
         "direction": "forward",
-        **dict.fromkeys(("has_weight", "has_bias", "has_residual"), "false"),
+        **dict.fromkeys(("has_weight", "has_bias", "has_residual"), False),
         "most_columns": MOST_HDIM,
-        "shared_structs": cpp(HOST),
+        "shared_structs": cpp_of(STRUCTS),
     }
     why = f"the first call over heads of {traits.dtype}"
     # Its loops over pairs are left to the compiler.
     spec = spec_of_rows("heads", traits.name, isa, values, of_rows, "-O3", why)
-    function: Callable[[bytes, object], int] = load_kernel(spec).jitfmha_heads
-    function.argtypes = [ctypes.c_char_p, ctypes.c_void_p]  # type: ignore[attr-defined]
-    function.restype = ctypes.c_int  # type: ignore[attr-defined]
-    return function
+    return load_entry(spec, "jitfmha_heads", ctypes.c_char_p, ctypes.c_void_p)

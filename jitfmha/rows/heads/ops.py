@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...problem.torch_parts import implement
 from .problem import N_TENSORS, HeadArguments, traits_of
 from .run import run_heads
 
@@ -51,6 +52,4 @@ def _fake(*given: Any) -> None:
     traits_of(HeadArguments(*given))
 
 
-_library.impl(_OPERATOR, _run, "CPU")
-_library.impl(_OPERATOR, _run, "CUDA")
-torch.library.register_fake(f"jitfmha::{_OPERATOR}", _fake, lib=_library)
+implement(_library, _OPERATOR, _run, _fake)

@@ -13,7 +13,7 @@ from ...problem.checks import (
     check_not_negative,
     describe,
 )
-from ...problem.dtypes import DTYPE_NAMES, FP8_NAMES
+from ...problem.dtypes import DTYPE_NAMES
 from ...problem.memory import overlaps_itself
 from ...problem.packed_pages import (
     are_packed,
@@ -22,11 +22,9 @@ from ...problem.packed_pages import (
     shape_of_keys,
     shape_of_values,
 )
-from ..problem import check_eps
+from ..problem import QUANTISED_DTYPES, ROW_DTYPES, check_eps, check_weights
 
 MOST_HDIM = 576
-HEAD_DTYPES = torch.float32, torch.bfloat16, torch.float16
-CACHE_DTYPES = (*FP8_NAMES, torch.int8)
 MOST_NUMBER = 2**31 - 1
 
 
@@ -110,7 +108,9 @@ def traits_of(arguments: HeadArguments) -> HeadTraits:
     check_all_beside(zip(arguments._fields, arguments.tensors, strict=False))
     check_not_negative(k_cache=arguments.k_cache, v_cache=arguments.v_cache)
     _check_heads(arguments, first)
-    weights = _check_weights(arguments, first)
+    q_weight, k_weight = arguments.q_weight, arguments.k_weight
+    of_heads = ("q_weight", q_weight, arguments.q), ("k_weight", k_weight, arguments.k)
+    weights = check_weights(of_heads, first.dtype)
     tables = _check_tables(arguments, first)
     _check_numbers(arguments, first)
     cache_dtype = _check_caches(arguments, first)
@@ -128,7 +128,7 @@ def _check_heads(arguments: HeadArguments, first: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x is None:
             continue
-        if x.dtype not in (*HEAD_DTYPES, torch.int8) or x.dtype != first.dtype:
+        if x.dtype not in (*ROW_DTYPES, torch.int8) or x.dtype != first.dtype:
             raise NotImplementedError(
                 f"{name} has dtype {x.dtype}; all of q, k and v are float32, bfloat16 or float16, "
                 "or k and v int8"
@@ -154,26 +154,6 @@ def _check_heads(arguments: HeadArguments, first: Tensor) -> None:
             raise ValueError(f"{name} has strides {out.stride()}; several of its elements are one")
 
 
-def _check_weights(arguments: HeadArguments, first: Tensor) -> torch.dtype:
-    dtype = None
-    for name, weight, x in (
-        ("q_weight", arguments.q_weight, arguments.q),
-        ("k_weight", arguments.k_weight, arguments.k),
-    ):
-        if weight is None:
-            continue
-        if x is None or weight.shape != x.shape[-1:]:
-            of = "that is missing" if x is None else f"with an hdim of {x.shape[-1]}"
-            raise ValueError(f"{name} has shape {tuple(weight.shape)}, for a {name[0]} {of}")
-        if weight.dtype not in (first.dtype, torch.float32) or dtype not in (None, weight.dtype):
-            raise ValueError(
-                f"{name} has dtype {weight.dtype}; weights are {first.dtype} as q, or float32, and "
-                "both the same"
-            )
-        dtype = weight.dtype
-    return dtype or first.dtype
-
-
 def _check_tables(arguments: HeadArguments, first: Tensor) -> torch.dtype:
     cos, sin = arguments.cos, arguments.sin
     if cos is None or sin is None:
@@ -187,7 +167,7 @@ def _check_tables(arguments: HeadArguments, first: Tensor) -> torch.dtype:
             "shape (positions, rotary_dim / 2), with a rotary_dim of at most the hdim of q and k, "
             f"{hdim}"
         )
-    if cos.dtype not in HEAD_DTYPES or sin.dtype != cos.dtype:
+    if cos.dtype not in ROW_DTYPES or sin.dtype != cos.dtype:
         raise NotImplementedError(
             f"cos has dtype {cos.dtype} and sin {sin.dtype}; both are float32, bfloat16 or float16"
         )
@@ -248,7 +228,7 @@ def _check_caches(arguments: HeadArguments, first: Tensor) -> torch.dtype:
                 f"{name} has shape {tuple(cache.shape)}; expected (pages, page_size, heads, hdim) "
                 f"as k_cache, with the heads of {name[0]}, {tuple(x.shape[-2:])}"
             )
-        dtypes = (x.dtype,) if x.dtype == torch.int8 else (x.dtype, *CACHE_DTYPES)
+        dtypes = (x.dtype,) if x.dtype == torch.int8 else (x.dtype, *QUANTISED_DTYPES)
         if cache.dtype not in dtypes or cache.dtype != k_cache.dtype:
             choices = ", ".join(map(str, dtypes))
             raise NotImplementedError(
@@ -259,7 +239,7 @@ def _check_caches(arguments: HeadArguments, first: Tensor) -> torch.dtype:
     for (name, scale), x in zip(scales, (k, v), strict=True):
         if scale is None:
             continue
-        if k_cache.dtype not in CACHE_DTYPES:
+        if k_cache.dtype not in QUANTISED_DTYPES:
             raise ValueError(f"{name} is the scale of 8 bits; k_cache has dtype {k_cache.dtype}")
         if scale.dtype != torch.float32 or scale.shape not in ((1,), (x.shape[-2],)):
             raise ValueError(

@@ -38,8 +38,4 @@ CALL = SharedStruct(
         "blocks": Array(INT32, 2),  # that a GPU has for queries, and for keys
     },
 )
-
-
-def cpp(dialect: object) -> str:
-    """The definitions of all of them."""
-    return "\n\n".join(each.cpp(dialect) for each in (_OF_TOKENS, HEADS, CALL))  # type: ignore[arg-type]
+STRUCTS = _OF_TOKENS, HEADS, CALL
