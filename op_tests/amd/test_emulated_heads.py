@@ -2,12 +2,16 @@
 
 import pytest
 import torch
+from compiled_calls import assert_nothing_is_spilled
 from drawn_rows import drawn_index
 from head_calls import check_call, draw_call, draw_kind
 from packed_pages import packed_keys, packed_values
 from test_heads import check_not_finite
 
 import jitfmha
+from jitfmha.problem.dtypes import DTYPE_NAMES
+from jitfmha.rows.heads.amd import HeadKernel, kernel_spec, widest_load
+from jitfmha.rows.heads.problem import HeadTraits
 
 FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 
@@ -54,6 +58,18 @@ def test_numbers_that_are_not_finite(arch):
     with jitfmha.emulate(arch, check=True) as run:
         check_not_finite(FP8[arch])
         assert not run.findings()
+
+
+@pytest.mark.parametrize("arch", FP8)
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_nothing_is_spilled(arch, is_interleaved):
+    """Of heads that are normalised, rotated and rounded to bytes."""
+    for dtype, of_tables in (("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "fp32")):
+        dtypes = dtype, of_tables, of_tables, DTYPE_NAMES[FP8[arch]]
+        traits = HeadTraits(*dtypes, is_interleaved, is_packed=is_interleaved)
+        width, half = widest_load(dtype, (128,)), None if is_interleaved else 64
+        kernel = HeadKernel(traits, arch, (128, 128), half, (True, True), width)
+        assert_nothing_is_spilled(kernel_spec(kernel), kernel.name)
 
 
 def test_the_other_form_of_fp8_is_refused():

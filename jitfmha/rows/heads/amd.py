@@ -137,7 +137,9 @@ class AmdHeads(StructLauncher):
         width = widest_load(traits.dtype, (*hdims, half, *strides))
         has_norm = arguments.q_weight is not None, arguments.k_weight is not None
         of_heads = hdims[0], hdims[-1]
-        self._widest = HeadKernel(traits, target.arch, of_heads, half, has_norm, width)
+        # With neighbours that are known to be rotated the compiler has more on its way than fits.
+        known = None if traits.is_interleaved and half else half
+        self._widest = HeadKernel(traits, target.arch, of_heads, known, has_norm, width)
         self._kernels: dict[int, Loaded] = {}
 
     def kernel_for(self, pointers: Sequence[int]) -> Loaded:

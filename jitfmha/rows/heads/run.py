@@ -71,7 +71,7 @@ def _prepare(arguments: HeadArguments) -> Callable[[Tensors], None]:
         elif tokens:
             kernel = amd.kernel_for(pointers)
             counts = sum(kernel.blocks), 0, 0
-            packed = pack(*in_order, *fixed, *kernel.blocks[:2])
+            packed = pack(*in_order, *fixed, *kernel.blocks[1:])
             amd.start(kernel.address, counts, packed, tensors)
 
     return run

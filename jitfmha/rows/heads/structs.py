@@ -35,7 +35,7 @@ CALL = SharedStruct(
         # Numbers of a row of cos and of sin; of the cache, and of the block table.
         **dict.fromkeys(("half", "pages", "page_size", "table_pages"), INT32),
         "eps": FLOAT,
-        "blocks": Array(INT32, 2),  # that a GPU has for queries, and for keys
+        "blocks": Array(INT32, 2),  # that a GPU has for keys, and for values
     },
 )
 STRUCTS = _OF_TOKENS, HEADS, CALL
