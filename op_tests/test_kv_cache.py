@@ -18,6 +18,7 @@ from untyped import flash_attn_varlen_func, flash_attn_with_kvcache, fmha_fwd
 
 from jitfmha import emulate
 from jitfmha.amd.chips import Arch
+from jitfmha.call.run import run_prepared
 from jitfmha.layers import kv_cache
 from jitfmha.problem.float64_reference import attention, attention_packed, unpaged
 from jitfmha.problem.packed_pages import as_rows
@@ -67,7 +68,20 @@ class Decoding:
 
 
 def with_lse(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """What a call gives that is known: one with other numbers in tensors of its own was before."""
+    others = {name: laid_out_alike(x) for name, x in options.items()}
+    flash_attn_with_kvcache(*map(laid_out_alike, arguments), **others, return_softmax_lse=True)
     return flash_attn_with_kvcache(*arguments, **options, return_softmax_lse=True)
+
+
+def laid_out_alike(x: Any) -> Any:
+    """A copy of a tensor, with numbers that are no indices in another order."""
+    if not isinstance(x, Tensor) or x.dim() == 0:
+        return x
+    is_number = x.is_floating_point() and x.dtype.itemsize > 1
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(
+        x.flip(0) if is_number else x
+    )
 
 
 # Few pairs, because a kernel is built for each.
@@ -218,11 +232,21 @@ def test_pages(rng, page_size):
 
 def test_first_keys_that_do_not_count(rng):
     it = Decoding.random(rng, [3, 40, CAPACITY], 4)
+    caches = it.q, it.k_cache, it.v_cache
+    flash_attn_with_kvcache(*caches, causal=True, cache_leftpad=it.seqlens, return_softmax_lse=True)
     first = torch.tensor([2, 0, CAPACITY], dtype=torch.int32)
     result = with_lse(
         *(it.q, it.k_cache, it.v_cache), cache_seqlens=it.seqlens, cache_leftpad=first, causal=True
     )
     it.check(result, first=first, mask=2)
+
+
+def test_known_calls_with_queries_that_are_copied(rng):
+    """As their sequences do not lie at one distance, or not with their numbers one by one."""
+    it = Decoding.random(rng, [3, 40, 61], 4)
+    for q in (it.q[:, 1:3], it.q.transpose(2, 3).contiguous().transpose(2, 3)):
+        result = with_lse(q, it.k_cache, it.v_cache, cache_seqlens=it.seqlens)
+        replace(it, q=q).check(result)
 
 
 def test_batch_indices(rng):
@@ -274,9 +298,15 @@ def test_caches_are_not_copied(rng, monkeypatch, room):
         read.extend([k, v])
         return fmha_fwd(q, k, v, **options)
 
+    def kept_of_known(prepared: Any, arguments: Any, **options: Any) -> Any:
+        read.extend([arguments.k, arguments.v])
+        return run_prepared(prepared, arguments, **options)
+
     monkeypatch.setattr(kv_cache, "fmha_fwd", kept)
-    with_lse(it.q, *[x[:, :CAPACITY] for x in caches], cache_seqlens=it.seqlens)
-    assert [x.data_ptr() for x in read] == [x.data_ptr() for x in caches]
+    monkeypatch.setattr(kv_cache, "run_prepared", kept_of_known)
+    for _ in range(2):
+        flash_attn_with_kvcache(it.q, *[x[:, :CAPACITY] for x in caches], cache_seqlens=it.seqlens)
+    assert [x.data_ptr() for x in read] == [x.data_ptr() for x in caches] * 2
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -209,14 +209,20 @@ def prepared_call(arguments: Arguments) -> PreparedCall:
 
 
 def run_prepared(
-    prepared: PreparedCall, arguments: Arguments, is_profiled: bool = False
+    prepared: PreparedCall,
+    arguments: Arguments,
+    is_profiled: bool = False,
+    lengths_are_checked: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """What ``run`` does with a call that is looked up."""
+    """What ``run`` does with a call that is looked up.
+
+    With ``lengths_are_checked`` nobody looks at ``cu_seqlens``, whose sequences have all rows of q.
+    """
     # 0.2 us less than reading nine fields by their names.
     q, k, v, _, _, _, _, out, cu_seqlens, _, descales, modifiers, dropout, keys = arguments
     kind = prepared.kind
     covered = True
-    if cu_seqlens is not None:
+    if cu_seqlens is not None and not lengths_are_checked:
         if kind.reads_cu_seqlens:
             table = None if keys is None else keys.block_table
             covered = check_cu_seqlens_values(prepared.sizes, cu_seqlens, table)

@@ -7,32 +7,44 @@ github.com/Dao-AILab/flash-attention. It ends in :func:`jitfmha.fmha_fwd`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..call.interface import OFF, fmha_fwd
+from ..call.detection import target_of
+from ..call.interface import fmha_fwd
 from ..call.known_calls import looked_up
 from ..call.pytorch.autocast import under_autocast
-from ..call.run import prepared_call
-from ..problem.arguments import Arguments, Options, is_of_tokens
+from ..call.run import PreparedCall, prepared_call, run_prepared
+from ..planning.target import CpuTarget
+from ..problem.arguments import (
+    Arguments,
+    CuSeqlens,
+    gather_descales,
+    gather_keys,
+    is_of_tokens,
+    new_tuple,
+)
 from ..problem.checks import (
     can_be_read,
     check_layout,
     describe,
     not_a_tensor,
     refuse_grad,
+    requires_any_grad,
     with_clear_errors,
 )
 from ..problem.packed_pages import DIMENSIONS as PACKED_DIMENSIONS
 from ..problem.packed_pages import are_packed, check_packed_shape, shape_of_keys, shape_of_values
 from ..problem.problem import make_problem
+from ..problem.score_features import gather_modifiers
 from ..problem.torch_parts import is_any_autocast_enabled, is_watched
 from ..rows.heads.interface import run_or_trace
 from ..rows.heads.problem import HeadArguments
+from ..rows.heads.run import prepared_heads
 from ..rows.problem import QUANTISED_DTYPES, ROW_DTYPES
 from .peer_values import (
     as_flag,
@@ -116,7 +128,6 @@ def flash_attn_with_kvcache(
         NotImplementedError: what no kernel serves; also inputs that require grad while grad mode is
             on, because there is no backward pass.
     """
-    refuse_grad("flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     length = None
     if not isinstance(cache_seqlens, Tensor) or cache_seqlens.dim() == 0:
         length = None if cache_seqlens is None else as_int("cache_seqlens", cache_seqlens)
@@ -134,10 +145,12 @@ def flash_attn_with_kvcache(
         *(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx),
         *(cache_leftpad, block_table, alibi_slopes, q_descale, k_descale, v_descale),
     )
-    given = [x for x in call if x is not None]
+    given = [x for x in call[3:] if x is not None]
+    if torch.is_grad_enabled() and requires_any_grad(q, k_cache, v_cache, *given):
+        refuse_grad("flash_attn_with_kvcache", **call._asdict())
     if is_watched(q, k_cache, v_cache, *given) or is_any_autocast_enabled():
         return _Step((call, choices))(call, length)
-    step = looked_up("kv_cache", choices, call, _Step, (call, choices))
+    step = looked_up("kv_cache", choices, call, _Step.kept, (call, choices))
     result: Tensor | tuple[Tensor, Tensor] = step(call, length)
     return result
 
@@ -204,54 +217,6 @@ class _Call(NamedTuple):
         keys = self.capacity if length is None else length
         return torch.full(self.q.shape[:1], keys, dtype=torch.int32, device=self.k_cache.device)
 
-    def append(self, seqlens: Tensor, rotary: Rotary | None, *, q_moves: bool) -> Tensor:
-        """Write new keys and values, rotated, behind the ``seqlens (b,)`` that are there.
-
-        Returns q, rotated; without ``q_moves`` each by the first position of its sequence.
-        """
-        q, k, v = self.q, self.k, self.v
-        assert k is not None
-        assert v is not None
-        if rotary is not None and (q.dtype != k.dtype or q.dtype not in ROW_DTYPES):
-            k = rotary.rotated("k", k, seqlens, moves=True)
-            q = rotary.rotated("q", q, seqlens, moves=q_moves)
-            rotary = None
-        given = [with_contiguous_rows(x) for x in (k, v)]
-        caches = [self.k_cache, self.v_cache]
-        if k.dtype not in ROW_DTYPES:  # bytes, which are copied as they are
-            given, caches = ([x.view(torch.int8) for x in pair] for pair in (given, caches))
-        is_rounded = k.dtype != self.k_cache.dtype
-        scales = (self.k_descale, self.v_descale) if is_rounded else (None, None)
-        if any(is_of_tokens(x) for x in scales):
-            raise NotImplementedError(
-                f"k has dtype {k.dtype} and the cache {self.k_cache.dtype} with scales of tokens; "
-                "round new keys and values, and write their scales, before"
-            )
-        turned = None if rotary is None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        shared: dict[str, Any] = {"cache_seqlens": seqlens, "q_moves": q_moves}
-        if rotary is not None:
-            shared |= rotary.tables()
-        rows = None if turned is None else with_contiguous_rows(q)
-        if rows is not None and q.shape[1] != k.shape[1]:  # of one pass all have the same tokens
-            run_or_trace(HeadArguments(rows, None, None, q_out=turned, **shared))
-            rows = None
-        run_or_trace(
-            HeadArguments(
-                q=rows,
-                k=given[0],
-                v=given[1],
-                q_out=None if rows is None else turned,
-                k_cache=caches[0],
-                v_cache=caches[1],
-                block_table=self.block_table,
-                cache_batch_idx=self.cache_batch_idx,
-                k_scale=scales[0],
-                v_scale=scales[1],
-                **shared,
-            )
-        )
-        return q if turned is None else turned
-
 
 class _WhereKeysLie(NamedTuple):
     """Keys, values and their scales as ``fmha_fwd`` takes them: rows and ``starts``, or pages."""
@@ -281,15 +246,9 @@ class _Step:
         self._capacity = call.capacity
         left, right, sink_size = self._choices.window
         self._q_moves = self._choices.causal or (left, right) != (-1, -1)
-        self._options: Options = {
-            "softmax_scale": self._choices.softmax_scale,
-            "mask": 2 if self._choices.causal else 0,
-            "window_size": window_pair(left, right),
-            "sink_size": sink_size,
-            "logit_softcap": self._choices.softcap or OFF,
-            "num_splits": self._choices.num_splits or OFF,
-            "max_seqlen_q": self._seqlen_q,
-        }
+        self._window = window_pair(left, right)
+        self._scores = {"logit_softcap": self._choices.softcap, "sink_size": sink_size}
+        self._modifiers = gather_modifiers(self._scores)
         numbers = call.cache_seqlens, call.cache_batch_idx, call.cache_leftpad
         self._can_read = all(can_be_read(x) for x in (call.k_cache, *numbers) if x is not None)
         scales = [x for x in (call.k_descale, call.v_descale) if is_of_tokens(x)]
@@ -297,46 +256,150 @@ class _Step:
             map(_lies_in_rows, (*caches, *scales))
         )
         self._starts: dict[int, Tensor] = {}
-        self._is_served = False
+        self._is_served = self._is_kept = self._reads_addresses = False
+        self._prepared: PreparedCall | None = None
+        self._writes: dict[bool, Callable[[Sequence[Tensor | None]], None]] = {}
+
+    @classmethod
+    def kept(cls, given: tuple[_Call, _Choices]) -> _Step:
+        """One for later calls too, whose tensors are plain as those of this one are."""
+        step, (call, _) = cls(given), given
+        # Where keys have to be skipped the rows are others in each call.
+        step._is_kept = call.cache_leftpad is None or not step._can_read
+        # A CPU kernel takes of the tensors where they are, so that they need no views as rows.
+        step._reads_addresses = (
+            isinstance(target_of(call.q.device), CpuTarget)
+            and call.q.flatten(0, 1).data_ptr() == call.q.data_ptr()
+            and call.q.stride(-1) == 1
+            and not any(map(is_of_tokens, (call.k_descale, call.v_descale)))
+        )
+        return step
 
     def __call__(self, call: _Call, length: int | None) -> Tensor | tuple[Tensor, Tensor]:
         sums = self._sums_of_keys(call, length)
-        where = self._where_keys_lie(call)
         q = call.q
-        options: Options = {
-            **self._options,
-            "alibi_slopes": call.alibi_slopes,
-            "cu_seqlens_q": self._starts_of(self._seqlen_q, q),
-            "cu_seqlens_k": sums,
-            "cu_seqlens_k_padded": where.starts,
-            "block_table": where.block_table,
-            "q_descale": call.q_descale,
-            "k_descale": where.k_descale,
-            "v_descale": where.v_descale,
-        }
-        return_lse = self._choices.return_lse
-        rows = with_contiguous_rows(q.flatten(0, 1))
         if call.k is not None:
             if not self._is_served:
                 # What is refused changes no cache.
-                given = {**options, "return_lse": return_lse}
-                _refuse_unserved(Arguments.of(rows, where.keys, where.values, given))
+                _refuse_unserved(self._arguments(call, q, sums))
                 self._is_served = True
-            rotary = None
-            if call.rotary_cos is not None and call.rotary_sin is not None:
-                interleaved = self._choices.rotary_interleaved
-                rotary = Rotary(call.rotary_cos, call.rotary_sin, interleaved)
-            q = call.append(call.seqlens(length), rotary, q_moves=self._q_moves)
-            rows = with_contiguous_rows(q.flatten(0, 1))
-            if call.cache_leftpad is not None:
-                # Those that were copied do not have the new ones yet.
-                where = self._where_keys_lie(call)
-        result = fmha_fwd(rows, where.keys, where.values, return_lse=return_lse, **options)
-        if isinstance(result, Tensor):
-            return result.view(self._batch, self._seqlen_q, *result.shape[1:])
-        out, lse = result
-        by_batch = lse.view(self._heads_q, self._batch, self._seqlen_q).transpose(0, 1)
-        return out.view(self._batch, self._seqlen_q, *out.shape[1:]), by_batch
+            q = self._append(call, length)
+        arguments = self._arguments(call, q, sums)
+        lse = None
+        if self._prepared is not None:
+            out, lse = run_prepared(self._prepared, arguments, lengths_are_checked=True)
+        else:
+            result = fmha_fwd(**arguments.flattened())
+            out, lse = (result, None) if isinstance(result, Tensor) else result
+            if self._is_kept:
+                self._prepared = prepared_call(arguments)
+        if out.dim() == 3:
+            out = out.view(self._batch, self._seqlen_q, *out.shape[1:])
+        if lse is None:
+            return out
+        return out, lse.view(self._heads_q, self._batch, self._seqlen_q).transpose(0, 1)
+
+    def _arguments(self, call: _Call, q: Tensor, sums: Tensor) -> Arguments:
+        """Those of ``fmha_fwd``; of a prepared call the tensors may lie as they are given."""
+        choices = self._choices
+        where = self._where_keys_lie(call)
+        table, starts_q = where.block_table, self._starts_of(self._seqlen_q, q)
+        starts_k = sums if where.starts is None else where.starts
+        lengths = new_tuple(CuSeqlens, (starts_q, sums, starts_q, starts_k, self._seqlen_q, None))
+        modifiers = self._modifiers
+        if call.alibi_slopes is not None:
+            modifiers = gather_modifiers({**self._scores, "alibi_slopes": call.alibi_slopes})
+        keys = None
+        if table is not None or choices.num_splits:
+            keys = gather_keys(table, choices.num_splits, lengths)
+        return new_tuple(
+            Arguments,
+            (
+                q if self._is_by_address else with_contiguous_rows(q.flatten(0, 1)),
+                where.keys,
+                where.values,
+                choices.softmax_scale,
+                2 if choices.causal else 0,
+                self._window,
+                choices.return_lse,
+                None,
+                lengths,
+                "rtne",
+                gather_descales(call.q_descale, where.k_descale, where.v_descale, None),
+                modifiers,
+                None,
+                keys,
+            ),
+        )
+
+    @property
+    def _is_by_address(self) -> bool:
+        return self._reads_addresses and self._prepared is not None
+
+    def _append(self, call: _Call, length: int | None) -> Tensor:
+        """Write new keys and values, rotated, behind those that are there.
+
+        Returns q, rotated; where no mask tells queries apart, by the first position of each
+        sequence.
+        """
+        q, k, v, seqlens = call.q, call.k, call.v, call.seqlens(length)
+        assert k is not None
+        assert v is not None
+        rotary = None
+        if call.rotary_cos is not None and call.rotary_sin is not None:
+            rotary = Rotary(call.rotary_cos, call.rotary_sin, self._choices.rotary_interleaved)
+            if q.dtype != k.dtype or q.dtype not in ROW_DTYPES:
+                k = rotary.rotated("k", k, seqlens, moves=True)
+                q = rotary.rotated("q", q, seqlens, moves=self._q_moves)
+                rotary = None
+        k, v, caches = (
+            with_contiguous_rows(k),
+            with_contiguous_rows(v),
+            [call.k_cache, call.v_cache],
+        )
+        is_rounded = k.dtype != call.k_cache.dtype
+        scales = (call.k_descale, call.v_descale) if is_rounded else (None, None)
+        if any(map(is_of_tokens, scales)):
+            raise NotImplementedError(
+                f"k has dtype {k.dtype} and the cache {call.k_cache.dtype} with scales of tokens; "
+                "round new keys and values, and write their scales, before"
+            )
+        if k.dtype not in ROW_DTYPES:  # bytes, which are copied as they are
+            k, v, *caches = (x.view(torch.int8) for x in (k, v, *caches))
+        shared: dict[str, Any] = {"cache_seqlens": seqlens, "q_moves": self._q_moves}
+        turned = rows = None
+        if rotary is not None:
+            shared |= rotary.tables()
+            turned = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            rows = with_contiguous_rows(q)
+            if q.shape[1] != k.shape[1]:  # of one pass all have the same tokens
+                self._write(HeadArguments(rows, None, None, q_out=turned, **shared))
+                rows = None
+        self._write(
+            HeadArguments(
+                q=rows,
+                k=k,
+                v=v,
+                q_out=None if rows is None else turned,
+                k_cache=caches[0],
+                v_cache=caches[1],
+                block_table=call.block_table,
+                cache_batch_idx=call.cache_batch_idx,
+                k_scale=scales[0],
+                v_scale=scales[1],
+                **shared,
+            )
+        )
+        return q if turned is None else turned
+
+    def _write(self, arguments: HeadArguments) -> None:
+        if not self._is_kept:
+            run_or_trace(arguments)
+            return
+        has_keys = arguments.k is not None
+        if has_keys not in self._writes:
+            self._writes[has_keys] = prepared_heads(arguments)
+        self._writes[has_keys](arguments.tensors)
 
     def _sums_of_keys(self, call: _Call, length: int | None) -> Tensor:
         """The prefix sums of how many keys each sequence has, with those that are new.
@@ -402,6 +465,8 @@ class _Step:
 
     def _rows(self, call: _Call) -> _WhereKeysLie:
         starts, pads = self._starts_of(self._capacity, call.k_cache), call.cache_leftpad
+        if self._is_by_address:
+            return _lying(call, lambda x: x, starts, None)
         if pads is None or self._batch == 0:
             return _lying(call, lambda x: x.flatten(0, 1), starts, None)
         # Where rows are checked the first sequence starts at the first one; kernels do without.

@@ -25,14 +25,20 @@ from .structs import CALL
 Tensors = Sequence[Tensor | None]
 
 
-def run_heads(arguments: HeadArguments) -> None:
-    """Make all checks, or find that they were made, and launch the kernel.
+def prepared_heads(arguments: HeadArguments) -> Callable[[Tensors], None]:
+    """Make all checks, or find that they were made; what launches the kernel for such tensors.
 
-    Raises what ``traits_of`` does, ``ValueError`` for numbers that are out of range, on the CPU
-    before anything is written, and ``jitfmha.BuildError`` where the kernel does not compile.
+    That raises ``ValueError`` for numbers that are out of range, on the CPU before anything is
+    written.
+
+    Raises what ``traits_of`` does, and ``jitfmha.BuildError`` where the kernel does not compile.
     """
-    tensors = arguments.tensors
-    looked_up("heads", arguments[N_TENSORS:], tensors, _prepare, arguments)(tensors)
+    return looked_up("heads", arguments[N_TENSORS:], arguments.tensors, _prepare, arguments)
+
+
+def run_heads(arguments: HeadArguments) -> None:
+    """Launch the kernel; raises what ``prepared_heads`` and what it returns do."""
+    prepared_heads(arguments)(arguments.tensors)
 
 
 def _prepare(arguments: HeadArguments) -> Callable[[Tensors], None]:
