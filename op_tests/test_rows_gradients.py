@@ -1,5 +1,7 @@
 """Gradients of softmax, rms_norm and layer_norm, and what torch does with the operators."""
 
+import itertools
+
 import pytest
 import torch
 from drawn_rows import RowCall, draw, draw_like, drawn_index, own_kernels  # noqa: F401
@@ -156,19 +158,52 @@ def test_only_asked_gradients_are_made(rng):
     assert (weight.grad is None) == (not weight.requires_grad)
 
 
-def test_a_small_softmax_is_torchs(dtypes, rng, monkeypatch, poisoned_memory):
+def test_small_calls_are_torchs(dtypes, rng, monkeypatch, poisoned_memory, num_threads):
+    """But gradients of LayerNorm of 16 bits, which torch takes rounded means for."""
     monkeypatch.undo()
-    for dtype in dtypes:
+    torch.set_num_threads(1)
+    for kind, dtype in itertools.product(("softmax", "layer_norm"), dtypes):
         x, dout = (torch.randn(7, 129, generator=rng).to(dtype) for _ in range(2))
-        out = jitfmha.softmax(x.requires_grad_())
-        assert "EagerRows" not in str(out.grad_fn)
-        check(out.detach(), *forward("softmax", x.detach(), None, None, 0), dtype)
-        (gradient,) = torch.autograd.grad(out, x, dout)
-        check(gradient, *backward("softmax", dout, out.detach(), None, 0, None).x, dtype)
-        with torch.autocast("cpu", torch.bfloat16):
-            assert jitfmha.softmax(x).dtype == dtype
-    with pytest.raises(ValueError, match=r"x has shape \(\)"):
-        jitfmha.softmax(torch.tensor(1.0))
+        weight, bias = (torch.randn(129, generator=rng).to(dtype) for _ in range(2))
+        weights = () if kind == "softmax" else (weight, bias)
+        inputs = [each.requires_grad_() for each in (x, *weights)]
+        out = getattr(jitfmha, kind)(*inputs)
+        is_ours = kind == "layer_norm" and dtype != torch.float32
+        assert ("EagerRows" in str(out.grad_fn)) == is_ours
+        given = [each.detach() for each in weights] or [None, None]
+        check(out.detach(), *forward(kind, x.detach(), *given, 1e-5), dtype)
+        gradients = torch.autograd.grad(out, inputs, dout)
+        of_x = out.detach() if kind == "softmax" else x.detach()
+        expected = backward(kind, dout, of_x, given[0], 1e-5, None)
+        for actual, wanted in zip(
+            gradients, (expected.x, expected.weight, expected.bias), strict=False
+        ):
+            check(actual, *wanted, dtype)
+        with torch.no_grad(), monkeypatch.context() as patched:
+            patched.setattr(interface, "run_rows", None)
+            getattr(jitfmha, kind)(x, *weights)
+            with torch.autocast("cpu", torch.bfloat16):
+                assert getattr(jitfmha, kind)(x, *weights).dtype == dtype
+            more = torch.randn(interface.MOST_OF_TORCH[dtype] // 129 + 1, 129).to(dtype)
+            with pytest.raises(TypeError, match="not callable"):
+                getattr(jitfmha, kind)(more, *weights)
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "error", "text"),
+    [
+        (torch.tensor(1.0), {}, ValueError, r"x has shape \(\)"),
+        (torch.ones(2, 3), {"weight": torch.ones(2, 3)}, ValueError, r"weight has shape \(2, 3\)"),
+        (torch.ones(2, 3), {"bias": torch.ones(3).double()}, ValueError, "bias has dtype"),
+        (torch.ones(2, 3), {"bias": [1.0] * 3}, TypeError, "bias must be a torch.Tensor"),
+        (torch.ones(2, 3), {"eps": float("nan")}, ValueError, "eps is nan"),
+        (torch.ones(2, 3).double(), {}, NotImplementedError, "x has dtype torch.float64"),
+    ],
+)
+def test_small_calls_that_are_wrong(monkeypatch, x, options, error, text):
+    monkeypatch.undo()
+    with pytest.raises(error, match=text):
+        jitfmha.layer_norm(x, **options)
 
 
 def test_weights_of_modules_pass_the_dispatcher(rng, monkeypatch):

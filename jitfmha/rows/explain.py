@@ -21,13 +21,13 @@ from .amd import (
     width_of_loads,
 )
 from .cpu import cpu_spec
-from .interface import MOST_OF_TORCH, MOST_WITH_GRADIENTS
+from .interface import MOST_OF_TORCH, MOST_WITH_GRADIENTS, TIMES_WITH_GRADIENTS
 from .problem import Kind, RowArguments, RowTraits, as_rows, traits_of
 from .structs import TEMPLATES
 
 _OF_TORCH = (
-    f"Torch's own kernel serves plain calls of up to {MOST_OF_TORCH} numbers, and of up to "
-    f"{MOST_WITH_GRADIENTS} with gradients."
+    "Torch's own kernel serves plain calls of up to {} numbers for each thread, and with gradients "
+    "of up to {}, or {} together."
 )
 
 
@@ -86,12 +86,9 @@ def _planned(
     template = TEMPLATES[direction]
     if isinstance(target, CpuTarget):
         spec = cpu_spec(traits, direction, target.isa)
-        return known._replace(
-            kernels=(spec.name,),
-            source=f"csrc_templates/cpu/{template}.cpp.in",
-            specs=(spec,),
-            remarks=(_OF_TORCH,) if traits.kind == "softmax" else (),
-        )
+        source = f"csrc_templates/cpu/{template}.cpp.in"
+        known = known._replace(kernels=(spec.name,), source=source, specs=(spec,))
+        return known._replace(remarks=_remarks_about_torch(arguments))
     kernel = _amd_kernel(arguments, traits, direction, target)
     # Forward reads x and writes the result, with a residual it reads that and writes the sum, too.
     # Backward reads x and its result's gradient and writes x's; with a residual it reads the sum's.
@@ -117,6 +114,16 @@ def _planned(
         seconds=moved / rate,
         remarks=remarks,
     )
+
+
+def _remarks_about_torch(arguments: RowArguments) -> tuple[str, ...]:
+    kind, x, residual, _, _, _, out_dtype = arguments
+    if kind == "rms_norm" or residual is not None or out_dtype is not None:
+        return ()
+    most = MOST_OF_TORCH[x.dtype]
+    if kind == "layer_norm" and x.dtype != torch.float32:
+        return (f"Torch's own kernel serves plain calls of up to {most} numbers for each thread.",)
+    return (_OF_TORCH.format(most, most * TIMES_WITH_GRADIENTS, MOST_WITH_GRADIENTS),)
 
 
 def _amd_kernel(

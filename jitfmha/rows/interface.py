@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 from torch import Tensor
 
 from ..planning.target import TARGET_HERE
 from ..problem.arguments import new_tuple
-from ..problem.checks import with_clear_errors
-from ..problem.torch_parts import is_traced, is_watched
+from ..problem.checks import requires_any_grad, with_clear_errors
+from ..problem.torch_parts import is_traced, is_watched, plain_apply
 from .ops import EagerRows, call_operator
-from .problem import ROW_DTYPES, Kind, RowArguments
+from .problem import Kind, RowArguments
 from .run import run_rows
 
 Result = Tensor | tuple[Tensor, ...]
@@ -43,8 +45,13 @@ def softmax(
             forward mode, but of small calls, and any of a result of 8 bits.
         jitfmha.BuildError: the kernel could not be compiled on first use.
     """
-    if residual is None and out_dtype is None and _is_small(x):
-        return torch.softmax(x, -1)
+    if (
+        residual is None
+        and out_dtype is None
+        and type(x) is Tensor
+        and _is_small(x, x.requires_grad and _is_grad_enabled())
+    ):
+        return _softmax_of_torch(x, -1)
     return _results("softmax", x, residual, None, None, 0.0, out_dtype)
 
 
@@ -92,19 +99,34 @@ def layer_norm(
 
     Returns, Raises: as :func:`softmax`.
     """
+    if residual is None and out_dtype is None and type(x) is Tensor and type(eps) is float:
+        wants_gradients = _is_grad_enabled() and requires_any_grad(x, weight, bias)
+        # Torch rounds the mean of a row to the dtype of its weights, and takes it for gradients.
+        if (x.dtype == _FLOAT32 or not wants_gradients) and _is_small(x, wants_gradients):
+            try:
+                if 0 <= eps < inf:
+                    return _layer_norm_of_torch(x, x.shape[-1:], weight, bias, eps)
+            except (TypeError, RuntimeError):
+                pass  # the checks say more clearly what is wrong
     return _results("layer_norm", x, residual, weight, bias, eps, out_dtype)
 
 
-# Of a softmax of so few numbers, and of so few with gradients, Python takes longer in front of the
-# kernel than torch's own takes, which computes the same but for last bits.
-MOST_OF_TORCH, MOST_WITH_GRADIENTS = 1 << 13, 1 << 17
+# Of a softmax or a LayerNorm of so few numbers for each thread, torch's own takes less time than
+# Python in front of the kernel; of so many times as few with gradients.
+MOST_OF_TORCH = {torch.float32: 1 << 14, torch.bfloat16: 1 << 13, torch.float16: 1 << 13}
+TIMES_WITH_GRADIENTS, MOST_WITH_GRADIENTS = 32, 1 << 20
+_FLOAT32 = torch.float32
+_softmax_of_torch, _layer_norm_of_torch = torch.softmax, torch.layer_norm
 
 
-def _is_small(x: Tensor) -> bool:
-    if type(x) is not Tensor or not x.is_cpu or is_traced() or TARGET_HERE.get() is not None:
+def _is_small(x: Tensor, wants_gradients: bool) -> bool:
+    """Whether torch's own serves a right call with a plain x; one number may have no dimension."""
+    if is_traced() or not x.is_cpu:
         return False
-    most = MOST_WITH_GRADIENTS if x.requires_grad and _is_grad_enabled() else MOST_OF_TORCH
-    return 0 < x.numel() <= most and x.dtype in ROW_DTYPES and x.dim() > 0 and x.is_contiguous()
+    most = MOST_OF_TORCH.get(x.dtype, 0) * _num_threads()
+    if wants_gradients:
+        most = min(most * TIMES_WITH_GRADIENTS, MOST_WITH_GRADIENTS)
+    return 1 < x.numel() <= most and x.is_contiguous() and TARGET_HERE.get() is None
 
 
 def _results(
@@ -124,7 +146,7 @@ def _results(
     elif _is_grad_enabled() and (
         x.requires_grad or w.requires_grad or b.requires_grad or (r is not None and r.requires_grad)
     ):
-        out, total, scale = EagerRows.apply(*arguments)  # type: ignore[no-untyped-call]
+        out, total, scale = _differentiable(*arguments)
     else:
         out, total, scale = run_rows(arguments)
     if total is None and scale is None:
@@ -132,4 +154,5 @@ def _results(
     return tuple(each for each in (out, total, scale) if each is not None)
 
 
-_is_grad_enabled = torch.is_grad_enabled
+_differentiable = plain_apply(EagerRows)
+_is_grad_enabled, _num_threads = torch.is_grad_enabled, torch.get_num_threads
