@@ -21,12 +21,12 @@ from ...problem.arguments import Arguments, CuSeqlens, new_tuple
 from ...problem.checks import requires_any_grad, result_requires_grad
 from ...problem.problem import GradientStrides, Problem, make_problem
 from ...problem.torch_parts import (
-    SingleLevelFunction,
     apply_at_one_level,
     apply_where_asked,
     below_autograd,
     is_watched,
     operator_of_gradients,
+    operator_with_gradient,
     plain_apply,
     refuse_tangents,
     register_autograd,
@@ -51,52 +51,44 @@ _is_grad_enabled = torch.is_grad_enabled
 _HAVE_GRADIENTS = ("q", "k", "v", "bias", "sink")
 
 
-class _Attention(SingleLevelFunction):  # type: ignore[misc]
-    """``jitfmha::fmha_fwd`` with its gradient; always returns the lse, which backward needs."""
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    # Tensors have to be saved as such: they may be replaced by hooks, and are watched for writes.
+    ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+    ctx.places = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
+    ctx.save_for_backward(*[inputs[i] for i in ctx.places], *output)
+    ctx.set_materialize_grads(False)
 
-    @staticmethod
-    def forward(*given: Any) -> tuple[Tensor, Tensor]:
-        with below_autograd():
-            results: tuple[Tensor, Tensor] = torch.ops.jitfmha.fmha_fwd.default(*given)
-        return results
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        # Tensors have to be saved as such: they may be replaced by hooks, and are watched for
-        # writes.
-        ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
-        ctx.places = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
-        ctx.save_for_backward(*[inputs[i] for i in ctx.places], *output)
-        ctx.set_materialize_grads(False)
+def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    *tensors, out, lse = ctx.saved_tensors
+    given = list(ctx.others)
+    for i, x in zip(ctx.places, tensors, strict=True):
+        given[i] = x
+    if not given[_RETURN_LSE]:
+        # Nobody asked for it, and there was no kernel of ours to ask in their place.
+        given[_RETURN_LSE] = True
+        _, lse = torch.ops.jitfmha.fmha_fwd(*given)
+    flat = dict(zip(NAMES, given, strict=False))
+    options = [flat[name] for name in _OPTIONS if name in flat]
+    needed = dict(zip(NAMES, ctx.needs_input_grad, strict=False))
+    wanted = {f"with_d{name}": needed.get(name, False) for name in ("bias", "sink")}
+    results = torch.ops.jitfmha.fmha_bwd(
+        *(_given(dout, out), *given[:3], out, lse, dlse, *options),
+        **wanted,
+        deterministic=flat.get("deterministic"),
+    )
+    gradients = dict(zip(_HAVE_GRADIENTS, results, strict=True))
+    return tuple(
+        gradients[name] if name in gradients and is_needed else None
+        for name, is_needed in needed.items()
+    )
 
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        *tensors, out, lse = ctx.saved_tensors
-        given = list(ctx.others)
-        for i, x in zip(ctx.places, tensors, strict=True):
-            given[i] = x
-        if not given[_RETURN_LSE]:
-            # Nobody asked for it, and there was no kernel of ours to ask in their place.
-            given[_RETURN_LSE] = True
-            _, lse = torch.ops.jitfmha.fmha_fwd(*given)
-        flat = dict(zip(NAMES, given, strict=False))
-        options = [flat[name] for name in _OPTIONS if name in flat]
-        needed = dict(zip(NAMES, ctx.needs_input_grad, strict=False))
-        wanted = {f"with_d{name}": needed.get(name, False) for name in ("bias", "sink")}
-        results = torch.ops.jitfmha.fmha_bwd(
-            *(_given(dout, out), *given[:3], out, lse, dlse, *options),
-            **wanted,
-            deterministic=flat.get("deterministic"),
-        )
-        gradients = dict(zip(_HAVE_GRADIENTS, results, strict=True))
-        return tuple(
-            gradients[name] if name in gradients and is_needed else None
-            for name, is_needed in needed.items()
-        )
+
+_Attention = operator_with_gradient("fmha_fwd", _save, _differentiate)
 
 
 class _EagerAttention(torch.autograd.Function):
-    """``_Attention`` of plain tensors, past torch's dispatcher."""
+    """The operator with its gradient for plain tensors, past torch's dispatcher."""
 
     @staticmethod
     def forward(
@@ -115,7 +107,7 @@ class _EagerAttention(torch.autograd.Function):
             prepared.has_gradients = True
         out, lse = run_prepared(prepared, arguments)
         assert lse is not None, "it is asked for"
-        # In the order of `_Attention`: a checkpoint may compute again what that computed first.
+        # In the order of `_save`: a checkpoint may compute again what that computed first.
         tensors = [q, k, v]
         ctx.rest = rest = list(arguments)
         rest[:3] = None, None, None
@@ -247,7 +239,8 @@ def _fmha_fwd(*given: Any) -> tuple[Tensor, Tensor]:
     join_flop_counters()
     refuse_tangents(_tensors(NAMES, given), "attention has")
     if not _is_gradient_asked_for(given):
-        return _Attention.forward(*given)
+        results: tuple[Tensor, Tensor] = _Attention.forward(*given)
+        return results
     arguments = arguments_of(NAMES, given)
     _refuse_missing_gradients(arguments)
     if type(given[0]) is Tensor and not given[0].is_meta:
