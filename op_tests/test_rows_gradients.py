@@ -206,6 +206,13 @@ def test_small_calls_that_are_wrong(monkeypatch, x, options, error, text):
         jitfmha.layer_norm(x, **options)
 
 
+def test_a_number_has_no_rows(monkeypatch):
+    """Though torch has a softmax of it."""
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"x has shape \(\)"):
+        jitfmha.softmax(torch.tensor(1.0))
+
+
 def test_weights_of_modules_pass_the_dispatcher(rng, monkeypatch):
     """Parameters are as plain as other tensors."""
     monkeypatch.setattr(interface, "call_operator", None)

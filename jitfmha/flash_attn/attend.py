@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..call.interface import OFF, fmha_fwd
+from ..call.interface import fmha_fwd
 from ..layers.kv_cache import starts_in_batch
 from ..layers.peer_values import (
     as_dropout_p,
@@ -22,7 +22,6 @@ from ..layers.peer_values import (
     as_window,
     descales_of,
     sums_of,
-    window_pair,
     with_contiguous_rows,
     written_to,
 )
@@ -78,20 +77,26 @@ def attend(
         q, k = _of_latent(q, k, v, q_v)
     left, right, sink_size = as_window(window_size)
     drop = as_dropout_p(dropout_p)
-    options: Options = {
-        "softmax_scale": as_softmax_scale(softmax_scale),
-        "mask": 2 if as_flag("causal", causal) else 0,
-        "window_size": window_pair(left, right),
-        "sink_size": sink_size,
-        "logit_softcap": as_softcap("softcap", softcap) or OFF,
-        "alibi_slopes": alibi_slopes,
-        "dropout_p": drop or OFF,
-        # False is the default, and leaves the choice to torch's own setting.
-        "deterministic": as_flag("deterministic", deterministic) or None,
-        "num_splits": as_int("num_splits", num_splits) or OFF,
-        "sink": as_sink(s_aux),
-        **lengths,
-    }
+    options: Options = {"mask": 2 if as_flag("causal", causal) else 0, **lengths}
+    # What is off is left out: each option that is given takes time to be found.
+    if softmax_scale is not None:
+        options["softmax_scale"] = as_softmax_scale(softmax_scale)
+    if left != -1 or right != -1:
+        options["window_size"] = left, right
+    if sink_size:
+        options["sink_size"] = sink_size
+    if softcap := as_softcap("softcap", softcap):
+        options["logit_softcap"] = softcap
+    if alibi_slopes is not None:
+        options["alibi_slopes"] = alibi_slopes
+    if drop:
+        options["dropout_p"] = drop
+    if as_flag("deterministic", deterministic):  # False leaves the choice to torch's own setting
+        options["deterministic"] = True
+    if num_splits := as_int("num_splits", num_splits):
+        options["num_splits"] = num_splits
+    if s_aux is not None:
+        options["sink"] = as_sink(s_aux)
     # Of wider tensors they have no meaning; vLLM gives them in any case.
     options |= descales_of(q, k, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     if block_table is not None:
@@ -101,7 +106,12 @@ def attend(
             k, v, options["cu_seqlens_k_padded"] = _gathered(k, v, block_table, ends)
         else:
             options["block_table"] = with_contiguous_rows(block_table)
-    q, k, v = [with_contiguous_rows(x) for x in (q, k, v)]
+    try:
+        are_rows = q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+    except (AttributeError, IndexError, RuntimeError):
+        are_rows = False
+    if not are_rows:
+        q, k, v = [with_contiguous_rows(x) for x in (q, k, v)]
     rng_state = None
     if drop > 0 and with_rng_state and isinstance(q, Tensor):
         rng_state = options["rng_state"] = new_rng_state(q.device)

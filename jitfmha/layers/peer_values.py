@@ -146,7 +146,7 @@ def as_window(window_size: object) -> tuple[int, int, int]:
     It may be a sequence, or a tensor or an array of one dimension. Negative sides are open, and
     become -1; ``sink_size`` is 0 where it is not given. None, as vLLM has it, is open.
     """
-    if window_size is None:
+    if window_size is OPEN_WINDOW or window_size is None:
         return -1, -1, 0
     entries = window_size if isinstance(window_size, (tuple, list)) else _listed(window_size)
     if not isinstance(entries, (tuple, list)) or len(entries) not in (2, 3):
