@@ -46,6 +46,7 @@ _LOADED_TOGETHER = 8  # numbers of a row
 _LEAST_OF_UNITS = 0.4  # where fewer have a workgroup, its keys have to be split in any case
 # Fewer key tiles for a split would leave each wave of a workgroup less than two.
 _LEAST_STREAMED_TILES = 8
+_MOST_ROUNDS = 3  # of workgroups that the GPU runs at a time
 # The splits that waves of the decode kernels combine at once, of narrow rows (kMostAtOnce in
 # csrc_templates/amd/decode_fwd.hip.in).
 _COMBINED_AT_ONCE = 64
@@ -202,16 +203,19 @@ class StreamedSplits:
         split = self.key_split
         workgroups = split.sequences * self.row_tiles(seqlen_q)
         counted = rounded_tiles(tiles)
-        most = min(counted // _LEAST_STREAMED_TILES, MOST_SPLITS)
-        if workgroups == 0 or most < 2:
+        if workgroups == 0:
             return ONE_SPLIT
-        enough = int(self.enough * self.row_tiles(seqlen_q))
+        enough = -(-int(self.enough * self.row_tiles(seqlen_q)) // workgroups)
+        most_of_any = min(max(_MOST_ROUNDS * split.slots // workgroups, enough), MOST_SPLITS)
+        most = min(counted // _LEAST_STREAMED_TILES, most_of_any)
+        if most < 2:
+            return ONE_SPLIT
         num_splits = 1
         least = self.seconds(seqlen_q, counted, 1)
-        for i in range(5):
+        for i in range(2 + _MOST_ROUNDS):
             count = _COMBINED_AT_ONCE
             if i == 0:
-                count = -(-enough // workgroups)
+                count = enough
             if i >= 2:
                 count = max((i - 1) * split.slots // workgroups, 1)
             count = min(count, most)
@@ -222,7 +226,8 @@ class StreamedSplits:
         if num_splits == 1:
             return ONE_SPLIT
         rows = seqlen_q * self.rows_of_query
-        return Splits(num_splits, split.workspace_floats(rows, num_splits))
+        # The workspace is that of any length: a step of decode allocates what others do.
+        return Splits(num_splits, split.workspace_floats(rows, most_of_any))
 
     def row_tiles(self, seqlen_q: int) -> int:
         """Tiles of a sequence's rows, which read the same: HBM gives one of them a share."""
