@@ -63,8 +63,7 @@ def mla_absorbed_fwd(
 
     Raises:
         TypeError, ValueError: an argument breaks a rule; the text names it and its value.
-        NotImplementedError: nothing serves the call, as on an AMD GPU with gradients, or in fp32
-            with ``rank + r`` over 256.
+        NotImplementedError: nothing serves the call; the text lists the reasons.
 
     Source: see the module.
     """
