@@ -156,6 +156,22 @@ struct Bf16Pairs {
     if constexpr (std::is_same<D, bf16>::value) return simd::load_pairs(rows[0], rows[1]);
     else return simd::round_to_pairs(D::load(rows[0]), D::load(rows[1]));
   }
+  // The same of 2 * kLanes columns: lane i of `low` is of column element_of_pair(0, i), and that of
+  // `high` of element_of_pair(1, i).
+  template <class D>
+  static void load_down_two_columns(const typename D::Element* first,
+                                    const typename D::Element* second, Vec& low, Vec& high) {
+    if constexpr (std::is_same<D, bf16>::value) {
+      simd::load_two_pairs(first, second, low, high);
+    } else {
+      low = simd::round_to_pairs(D::load(first), D::load(second));
+      high = simd::round_to_pairs(D::load(first + kLanes), D::load(second + kLanes));
+    }
+  }
+  template <class D>
+  static constexpr int element_of_pair(int half, int lane) {
+    return std::is_same<D, bf16>::value ? simd::element_of_pair(half, lane) : half * kLanes + lane;
+  }
   static Vec from_floats(const Vec (&values)[2]) {
     return simd::round_to_pairs(values[0], values[1]);
   }

@@ -196,6 +196,12 @@ JITFMHA_INTRINSIC(__m512, _mm512_cvtph_ps(__m256i a),
 
 // ---- Lanes elsewhere
 
+JITFMHA_INTRINSIC(__m512i, _mm512_unpacklo_epi16(__m512i a, __m512i b),
+                  return (__m512i)__builtin_ia32_punpcklwd512_mask((__v32hi)a, (__v32hi)b,
+                                                                   __v32hi{}, __mmask32(-1)))
+JITFMHA_INTRINSIC(__m512i, _mm512_unpackhi_epi16(__m512i a, __m512i b),
+                  return (__m512i)__builtin_ia32_punpckhwd512_mask((__v32hi)a, (__v32hi)b,
+                                                                   __v32hi{}, __mmask32(-1)))
 JITFMHA_INTRINSIC(__m512, _mm512_unpacklo_ps(__m512 a, __m512 b),
                   return __builtin_ia32_unpcklps512_mask(a, b, _mm512_undefined_ps(), JITFMHA_16))
 JITFMHA_INTRINSIC(__m512, _mm512_unpackhi_ps(__m512 a, __m512 b),

@@ -8,6 +8,7 @@
 
 #include "tile_unit.h"
 #include "tiles.h"
+#include "transposed_pairs.h"
 
 namespace {
 

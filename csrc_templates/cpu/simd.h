@@ -37,6 +37,9 @@
 //                                     pairs of rounded floats that follow each other: those of
 //                                     `first`, then those of `second`
 //     load_pairs(first, second)       pairs (first[i], second[i]) of kLanes values each in memory
+//     load_two_pairs(first, second, low, high)
+//                                     the same of 2 * kLanes values: lanes i of `low` and of `high`
+//                                     have those with numbers element_of_pair(0, i) and (1, i)
 #pragma once
 
 #include <type_traits>

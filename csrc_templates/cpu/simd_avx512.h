@@ -258,6 +258,12 @@ inline Vec load_pairs(const uint16_t* first, const uint16_t* second) {
   const __m512i high = _mm512_slli_epi32(widen(second), 16);
   return _mm512_castsi512_ps(_mm512_or_si512(widen(first), high));
 }
+inline void load_two_pairs(const uint16_t* first, const uint16_t* second, Vec& low, Vec& high) {
+  const __m512i a = _mm512_loadu_si512(first), b = _mm512_loadu_si512(second);
+  low = _mm512_castsi512_ps(_mm512_unpacklo_epi16(a, b));
+  high = _mm512_castsi512_ps(_mm512_unpackhi_epi16(a, b));
+}
+constexpr int element_of_pair(int half, int lane) { return lane / 4 * 8 + half * 4 + lane % 4; }
 #endif
 
 }  // namespace simd

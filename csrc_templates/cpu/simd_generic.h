@@ -183,6 +183,11 @@ inline Vec round_to_successive_pairs(Vec first, Vec second) {
 inline Vec load_pairs(const uint16_t* first, const uint16_t* second) {
   return from_bits(widen(first) | widen(second) << 16);
 }
+inline void load_two_pairs(const uint16_t* first, const uint16_t* second, Vec& low, Vec& high) {
+  low = load_pairs(first, second);
+  high = load_pairs(first + kLanes, second + kLanes);
+}
+constexpr int element_of_pair(int half, int lane) { return half * kLanes + lane; }
 #endif
 
 }  // namespace simd

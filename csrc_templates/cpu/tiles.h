@@ -117,13 +117,13 @@ inline auto rows_from(const T* first, int64_t stride) {
   return [=](int64_t j) { return first + j * stride; };
 }
 
-// Calls visit(d) for the elements of a row at which vectors of kCount of them begin. The last one
-// ends with the row, and may have some of those of the one before; but shorter rows, and those that
-// end within an operand, have it behind that one.
-template <int kHdim, int kCount, class Visit>
-inline void for_each_vector(const Visit& visit) {
+// Where the vector of kCount elements at `d` of a row begins. The last one ends with the row, and
+// may have some of those of the one before; but shorter rows, and those that end within an operand,
+// have it behind that one.
+template <int kHdim, int kCount>
+constexpr int start_of_vector(int d) {
   constexpr bool kEndsWithRow = kHdim >= kCount && kHdim % kOperandElements == 0;
-  for (int d = 0; d < kHdim; d += kCount) visit(kEndsWithRow ? std::min(d, kHdim - kCount) : d);
+  return kEndsWithRow ? std::min(d, kHdim - kCount) : d;
 }
 
 // Rows of keys or values as they are, kStride operands apart, followed by zeros up to a whole
@@ -132,11 +132,12 @@ template <int kHdim, int kStride, class Row>
 void stage_rows(const Row& row, int count, float* to) {
   for (int j = 0; j < count; ++j, to += kStride) {
     const KeyElement* from = row(j);
-    for_each_vector<kHdim, kVectorElements>([&](int d) {
+    for (int at = 0; at < kHdim; at += kVectorElements) {
+      const int d = start_of_vector<kHdim, kVectorElements>(at);
       KeyElement edge[kVectorElements];
       simd::store(to + d / kOperandElements,
                   Operands::load_along_row<KeyDtype>(readable<kHdim>(from, d, edge)));
-    });
+    }
   }
   std::memset(to, 0, (round_up(count, kBlockRows) - count) * kStride * sizeof(float));
 }
@@ -148,12 +149,13 @@ void stage_columns(const Row& row, int count, float* to) {
   for (int j = 0; j < round_up(count, kBlockRows); j += kOperandElements, to += kStride) {
     const KeyElement* rows[kOperandElements];
     for (int i = 0; i < kOperandElements; ++i) rows[i] = j + i < count ? row(j + i) : kZeros;
-    for_each_vector<kHdim, kLanes>([&](int d) {
+    for (int at = 0; at < kHdim; at += kLanes) {
+      const int d = start_of_vector<kHdim, kLanes>(at);
       KeyElement edges[kOperandElements][kLanes];
       const KeyElement* columns[kOperandElements];
       for (int i = 0; i < kOperandElements; ++i) columns[i] = readable<kHdim>(rows[i], d, edges[i]);
       simd::store(to + d, Operands::load_down_columns<KeyDtype>(columns));
-    });
+    }
   }
 }
 
@@ -181,29 +183,6 @@ void stage_column_major(const KeyElement* from, int64_t hdim_stride, int count, 
       simd::transpose(block);
       for (int i = 0; i < std::min(kLanes, rows - row); ++i)
         simd::store(to + (row + i) * kStride + d, block[i]);
-    }
-}
-
-// Rows as columns, for operands that are pairs of rows: to[element][row / kOperandElements]; row(j)
-// is where row j starts. Zeros follow the last one up to a multiple of kBlock rows.
-template <class D, int kHdim, int kStride, int kBlock, class Row>
-void stage_transposed_pairs(const Row& row, int count, float* to) {
-  using T = typename D::Element;
-  static constexpr T kZeros[kHdim] = {};
-  const auto row_or_zeros = [&](int j) -> const T* { return j < count ? row(j) : kZeros; };
-  for (int j = 0; j < round_up(count, kBlock); j += kOperandElements * kLanes)
-    for (int d = 0; d < kHdim; d += kLanes) {
-      Vec block[kLanes];
-      for (int i = 0; i < kLanes; ++i) {
-        T edges[2][kLanes];
-        const int first = j + kOperandElements * i;
-        block[i] =
-            Operands::load_down_columns<D>({readable<kHdim>(row_or_zeros(first), d, edges[0]),
-                                            readable<kHdim>(row_or_zeros(first + 1), d, edges[1])});
-      }
-      simd::transpose(block);
-      for (int i = 0; i < kLanes; ++i)
-        simd::store(to + (d + i) * kStride + j / kOperandElements, block[i]);
     }
 }
 
