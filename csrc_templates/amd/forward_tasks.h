@@ -211,14 +211,13 @@ __device__ inline int tile_of(const Arguments& a, const Place& place, int rows) 
   return (kIsGroup ? tiles_of(rows, kTileRows) : static_cast<int>(a.query_tiles)) - 1 - rank;
 }
 
-// The task of a place without its results; where its sequence has no such tile, first_row is not
-// below rows. `tile_of` gives the tile, knowing how many rows there are.
+// The task of a place in its sequence, without its results; where that has no such tile, first_row
+// is not below rows. `tile_of` gives the tile, knowing how many rows there are.
 template <class TileOf>
 __device__ inline Task task_of_tile(const CompiledArguments& arguments, const Place& place,
-                                    int slice, TileOf tile_of) {
+                                    const Sequence& sequence, int slice, TileOf tile_of) {
   const Arguments& a = arguments.attention;
   const int stacked = kStacksHeads ? arguments.stacked.count.divisor : 1;
-  const Sequence sequence = sequence_of<kIsGroup>(a, place.batch);
   Sequence of_rows = sequence;  // where there are rows: keys in pages begin with page 0
   if (is_paged(kAccess)) of_rows.k_start = 0;
   const int queries = computed_queries<kIsGroup>(a, sequence), rows = queries * stacked;
@@ -259,8 +258,8 @@ __device__ inline Task task_of(const CompiledArguments& arguments, const Place& 
   const int slice = given.share % kSlices;
   Place place = given;
   place.share /= kSlices;
-  Task task =
-      task_of_tile(arguments, place, slice, [&](int rows) { return tile_of(a, place, rows); });
+  Task task = task_of_tile(arguments, place, sequence_of<kIsGroup>(a, place.batch), slice,
+                           [&](int rows) { return tile_of(a, place, rows); });
   task.results = results_of(a, task);
   return task;
 }

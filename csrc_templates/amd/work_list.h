@@ -25,6 +25,7 @@ constexpr unsigned kMostOfBlock = ~0u / kMostBlocks;
 struct ListLds {
   int first_block[kMostSequences];  // of each sequence
   int queries[kMostSequences], keys[kMostSequences];
+  unsigned q_start[kMostSequences], k_start[kMostSequences];
   unsigned begin[kMostBlocks + 1];   // what all blocks before take
   unsigned char waves[kMostBlocks];  // that have rows
   unsigned of_waves[kListWaves];
@@ -143,6 +144,8 @@ __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds
   if (thread < batch && kIsGroup) {
     own.seqlen_q = a.cu_seqlens_q[thread + 1] - a.cu_seqlens_q[thread];
     own.seqlen_k = a.cu_seqlens_k[thread + 1] - a.cu_seqlens_k[thread];
+    own.q_start = a.cu_seqlens_q_padded[thread];
+    own.k_start = a.cu_seqlens_k_padded[thread];
   }
   clear_counts(a, list.workgroups, thread, kListThreads);  // while lengths are on their way
   const auto rows_of = [&](const Sequence& sequence) {
@@ -153,6 +156,8 @@ __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds
   lds->first_block[thread] = before;
   lds->queries[thread] = own.seqlen_q;
   lds->keys[thread] = own.seqlen_k;
+  lds->q_start[thread] = own.q_start;
+  lds->k_start[thread] = own.k_start;
   barrier();
   const int blocks = count < list.most_blocks ? count : list.most_blocks;
   unsigned of_head = 0;
@@ -161,7 +166,7 @@ __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds
     unsigned units = 0;
     if (number < blocks) {
       const int n = last_up_to(static_cast<Lds<const int>>(lds->first_block), batch, number);
-      const Sequence sequence = {lds->queries[n], lds->keys[n], 0, 0};
+      const Sequence sequence = {lds->queries[n], lds->keys[n], lds->q_start[n], lds->k_start[n]};
       const int tile = number - lds->first_block[n], first_row = tile * kTileRows;
       const int end_row = smaller(first_row + kTileRows, rows_of(sequence));
       const auto query_of = [&](int row) { return Row::of(arguments.stacked, row).query; };
@@ -176,6 +181,10 @@ __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds
       to->tile = tile;
       to->key_tiles = tiles;
       to->is_last = number + 1 == blocks;
+      to->seqlen_q = sequence.seqlen_q;
+      to->seqlen_k = sequence.seqlen_k;
+      to->q_start = sequence.q_start;
+      to->k_start = sequence.k_start;
       lds->waves[number] = waves;
     }
     unsigned of_all;
@@ -200,70 +209,88 @@ __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds
   }
 }
 
-__device__ inline ShareBegin share_begin(const WorkList& list, unsigned number) {
-  const Constant<ShareBegin> begin = (Constant<ShareBegin>)list.shares + number;
-  return {begin->head, begin->block, begin->key_tile, begin->first_cut, begin->last_cut};
+// All fields of an entry of a list are loaded at once, and with those of others.
+template <class Entry>
+__device__ inline Entry loaded(Global<const Entry> entry) {
+  typedef unsigned Words __attribute__((ext_vector_type(sizeof(Entry) / 4)));
+  return bits_as<Entry>(*(Constant<Words>)entry);
 }
 
-__device__ inline RowBlock row_block(const WorkList& list, int number) {
-  const Constant<RowBlock> block = (Constant<RowBlock>)list.blocks + number;
-  return {block->sequence, block->tile, block->key_tiles, block->is_last};
-}
-
-// Part `part` of a block that so many cuts divide; cut `first` is the first one.
-__device__ inline Task task_of_part(const CompiledArguments& arguments, int head,
-                                    const RowBlock& block, int part) {
-  const Place place = {static_cast<unsigned>(block.sequence), static_cast<unsigned>(head),
-                       static_cast<unsigned>(block.tile), static_cast<unsigned>(part)};
-  return task_of_tile(arguments, place, 0, [&](int) { return block.tile; });
+// What blocks begin with is loaded in one round, and nothing of it later.
+__device__ inline void load_together(const CompiledArguments& arguments) {
+  const Arguments& a = arguments.attention;
+  const StackedHeads& stacked = arguments.stacked;
+  const WorkList& list = arguments.list;
+  asm volatile("" ::"s"(a.q), "s"(a.k), "s"(a.v), "s"(a.workspace), "s"(a.scale_log2),
+               "s"(a.seqlen_q), "s"(list.shares), "s"(list.blocks));
+  asm volatile("" ::"s"(a.q_seq), "s"(a.q_head), "s"(a.q_batch), "s"(a.k_seq), "s"(a.k_head),
+               "s"(a.k_batch), "s"(a.v_seq), "s"(a.v_head), "s"(a.v_batch), "s"(a.gqa.divisor),
+               "s"(a.gqa.reciprocal), "s"(a.heads.divisor));
+  if (kStacksHeads)
+    asm volatile("" ::"s"(stacked.count.divisor), "s"(stacked.count.reciprocal),
+                 "s"(stacked.q_stride));
+  const Modifiers& m = arguments.modifiers;
+  if (kIsMasked)
+    asm volatile("" ::"s"(m.is_bottom_right), "s"(m.window_left), "s"(m.window_right));
+  if (is_paged(kAccess))
+    asm volatile("" ::"s"(m.block_table), "s"(m.block_table_batch), "s"(m.k_page), "s"(m.v_page),
+                 "s"(m.page_size.divisor), "s"(m.page_size.reciprocal), "s"(m.num_pages));
 }
 
 // What is left of a workgroup's share: from a key tile of a block on. The rest is loaded when it is
 // needed, since the loop over key tiles needs the registers.
 struct Share {
+  // What comes behind the block, as far as that belongs to the share.
+  enum class Next { nothing, block, head };
+
   int number, head, block, key_tile;
+  bool is_done;
 
   __device__ static Share of_workgroup(const WorkList& list) {
     // Neighbours in the list read the same keys: they are on the same XCD.
     const Quotient in_turn = divide(__builtin_amdgcn_workgroup_id_x(), list.xcds);
     const int number = in_turn.remainder * list.xcd_workgroups + in_turn.value;
-    const ShareBegin begin = share_begin(list, number);
-    return {number, begin.head, begin.block, begin.key_tile};
-  }
-
-  __device__ bool is_done(const WorkList& list) const {
-    const ShareBegin end = share_begin(list, number + 1);
-    return ends_in_block(end) && key_tile == end.key_tile;
+    const ShareBegin begin = loaded<ShareBegin>(list.shares + number);
+    const ShareBegin end = loaded<ShareBegin>(list.shares + number + 1);
+    Share share = {number, begin.head, begin.block, begin.key_tile, false};
+    share.is_done = share.begins_at(end);
+    return share;
   }
 
   // That of the block, as far as it belongs to the share.
-  __device__ Task task(const CompiledArguments& arguments) const {
+  __device__ Task task(const CompiledArguments& arguments, Next& next) const {
     const WorkList& list = arguments.list;
-    const RowBlock rows = row_block(list, block);
-    const ShareBegin end = share_begin(list, number + 1);
+    const RowBlock rows = loaded<RowBlock>(list.blocks + block);
+    const ShareBegin end = loaded<ShareBegin>(list.shares + number + 1);
+    const ShareBegin begin = loaded<ShareBegin>(list.shares + number);
     const bool is_cut = ends_in_block(end), is_whole = key_tile == 0 && !is_cut;
-    const ShareBegin cut = key_tile > 0 ? share_begin(list, number) : end;
-    const int first_cut = cut.first_cut;
-    Task task = task_of_part(arguments, head, rows, is_whole ? 0 : number + 1 - first_cut);
+    const ShareBegin cut = key_tile > 0 ? begin : end;
+    const Place place = {static_cast<unsigned>(rows.sequence), static_cast<unsigned>(head),
+                         static_cast<unsigned>(rows.tile),
+                         is_whole ? 0u : static_cast<unsigned>(number + 1 - cut.first_cut)};
+    Task task = task_of_tile(arguments, place,
+                             {rows.seqlen_q, rows.seqlen_k, rows.q_start, rows.k_start}, 0,
+                             [&](int) { return rows.tile; });
     task.key_tiles = {key_tile, is_cut ? end.key_tile : rows.key_tiles};
-    if (is_whole) return task;
-    task.first_cut = first_cut;
-    task.num_splits.divisor = cut.last_cut - first_cut + 2;
-    task.results = results_of_cut(arguments.attention, first_cut);
+    next = rows.is_last ? Next::head : Next::block;
+    if (is_cut || behind(next).begins_at(end)) next = Next::nothing;
+    task.first_cut = cut.first_cut;
+    task.num_splits = {static_cast<unsigned>(cut.last_cut - cut.first_cut + 2), 0};
+    if (!is_whole) task.results = results_of_cut(arguments.attention, cut.first_cut);
     return task;
   }
 
-  __device__ void go_on(const WorkList& list) {
-    const ShareBegin end = share_begin(list, number + 1);
-    key_tile = ends_in_block(end) ? end.key_tile : 0;
-    if (ends_in_block(end)) return;
-    const bool is_last = row_block(list, block).is_last;
-    head += is_last;
-    block = is_last ? 0 : block + 1;
+  // What is left behind the block.
+  __device__ Share behind(Next next) const {
+    if (next == Next::head) return {number, head + 1, 0, 0, false};
+    return {number, head, block + 1, 0, next == Next::nothing};
   }
 
  private:
   __device__ bool ends_in_block(const ShareBegin& end) const {
     return head == end.head && block == end.block;
+  }
+  __device__ bool begins_at(const ShareBegin& end) const {
+    return ends_in_block(end) && key_tile == end.key_tile;
   }
 };

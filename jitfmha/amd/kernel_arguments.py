@@ -231,6 +231,9 @@ ROW_BLOCK = SharedStruct(
         **dict.fromkeys(("sequence", "tile"), INT32),
         "key_tiles": INT32,  # that its rows see
         "is_last": INT32,  # of its head
+        # Of the sequence, so that who takes the block asks for all of it at once.
+        **dict.fromkeys(("seqlen_q", "seqlen_k"), INT32),
+        **dict.fromkeys(("q_start", "k_start"), UINT32),
     },
 )
 # Where the share of a workgroup begins. Several of them may lie in one block.
