@@ -42,12 +42,13 @@ class BlockParts {
   using Results = SplitResults<Wave::kValueBlocks, kWaves>;
   static constexpr int kGroup = 4;        // parts
   static constexpr int kAgentScope = 16;  // sc1
-  // Fours of values that are loaded at once, of each part of a group: as many as there is room for
-  // beside the wave's own values and what the kernel holds.
+  // Fours of values that are on their way, of each part of a group: as many as there is room for
+  // beside the wave's own values and what the kernel holds. Of them so many are added at once.
   static constexpr int kRegisters = kWavesOfSimd > 1 ? 512 / kWavesOfSimd : 256,
-                       kHeld = 16 * Wave::kValueBlocks + 72;
-  static constexpr int kRoom = (kRegisters - kHeld) / (4 * (kGroup + 1));
-  static constexpr int kQuads = kRoom >= 4 ? 4 : kRoom >= 2 ? 2 : 1;
+                       kHeld = 16 * Wave::kValueBlocks + 56;
+  static constexpr int kRoom = (kRegisters - kHeld) / (4 * kGroup);
+  static constexpr int kQuads = kRoom >= 8 ? 8 : kRoom >= 4 ? 4 : kRoom >= 2 ? 2 : 1;
+  static constexpr int kAtOnce = kQuads < 4 ? kQuads : 4;
 
  public:
   // Lanes without a row load zeros, and store nothing.
@@ -127,7 +128,7 @@ class BlockParts {
 
   // Of what `size` parts of a group make, the wave has that of number `own`, and adds the others.
   __device__ void add(Wave& wave, int own, int first, int step, int size) const {
-    static_assert(Result::kQuads % kQuads == 0);
+    static_assert(Result::kQuads % kAtOnce == 0 && kQuads % kAtOnce == 0);
     // Its own and those that the group lacks are zeros, from behind the end: so the compiler knows
     // how many loads are on their way.
     int parts[kGroup];
@@ -135,7 +136,8 @@ class BlockParts {
     f32x4 values[kGroup][kQuads];
     const auto load_quads = [&](int n, int first_quad) {
 #pragma unroll
-      for (int i = 0; i < kQuads; ++i) values[n][i] = load_quad(parts[n], first_quad + i);
+      for (int i = first_quad; i < first_quad + kAtOnce; ++i)
+        values[n][i % kQuads] = load_quad(parts[n], i);
     };
 #pragma unroll
     for (int n = 0; n < kGroup; ++n) {
@@ -144,7 +146,9 @@ class BlockParts {
       sums[n] = load(parts[n], Result::kSum);
     }
 #pragma unroll
-    for (int n = 0; n < kGroup; ++n) load_quads(n, 0);
+    for (int quad = 0; quad < kQuads; quad += kAtOnce)
+#pragma unroll
+      for (int n = 0; n < kGroup; ++n) load_quads(n, quad);
     __builtin_amdgcn_sched_barrier(0);  // or each would be loaded when it is needed
     float largest = wave.maximum;
 #pragma unroll
@@ -160,8 +164,8 @@ class BlockParts {
       sum = __builtin_fmaf(sums[n], factors[n], sum);
     }
 #pragma unroll
-    for (int quad = 0; quad < Result::kQuads; quad += kQuads) {
-      f32x4 made[kQuads] = {};
+    for (int quad = 0; quad < Result::kQuads; quad += kAtOnce) {
+      f32x4 made[kAtOnce] = {};
       const auto own_quad = [&](int i) -> f32x4 {
         const f32x16& o = wave.output[(quad + i) / 4];
         const int at = (quad + i) % 4 * 4;
@@ -169,16 +173,22 @@ class BlockParts {
       };
 #pragma unroll
       for (int n = 0; n < kGroup; ++n) {
+        const f32x4 factor = f32x4(factors[n]);
 #pragma unroll
-        for (int i = 0; i < kQuads; ++i) {
-          const f32x4 value = n == own ? own_quad(i) : values[n][i];
-          made[i] = __builtin_elementwise_fma(value, f32x4(factors[n]), made[i]);
+        for (int i = 0; i < kAtOnce; ++i)
+          made[i] = __builtin_elementwise_fma(values[n][(quad + i) % kQuads], factor, made[i]);
+        // What was loaded in their place is 0. A branch: choosing would take longer than adding.
+        if (n == own) {
+          asm volatile("");
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i)
+            made[i] = __builtin_elementwise_fma(own_quad(i), factor, made[i]);
         }
         if (quad + kQuads < Result::kQuads) load_quads(n, quad + kQuads);
         __builtin_amdgcn_sched_barrier(0);
       }
 #pragma unroll
-      for (int i = 0; i < kQuads; ++i)
+      for (int i = 0; i < kAtOnce; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j)
           wave.output[(quad + i) / 4][(quad + i) % 4 * 4 + j] = made[i][j];
