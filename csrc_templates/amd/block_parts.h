@@ -24,8 +24,8 @@ __device__ inline Global<float> results_of_cut(const Arguments& a, int first_cut
 
 // The counts of a block, kWaves for each of its parts. Nothing is cut where share 0 begins: what
 // would be left there has room for all counts.
-__device__ inline Global<unsigned> counts_of_cut(const Arguments& a, int first_cut) {
-  return (Global<unsigned>)a.workspace + 2L * first_cut * kWaves;
+__device__ inline Global<unsigned> counts_of_cut(Global<float> workspace, int first_cut) {
+  return (Global<unsigned>)workspace + 2L * first_cut * kWaves;
 }
 static_assert(kMostSplits * kWaves <= kResultFloats);
 
@@ -42,10 +42,13 @@ class BlockParts {
   using Results = SplitResults<Wave::kValueBlocks, kWaves>;
   static constexpr int kGroup = 4;        // parts
   static constexpr int kAgentScope = 16;  // sc1
+  // Whether a wave's own values are chosen from among those of a group, one by one. A branch takes
+  // less time, and registers that three waves do not have.
+  static constexpr bool kChooses = kWavesOfSimd > 2;
   // Fours of values that are on their way, of each part of a group: as many as there is room for
   // beside the wave's own values and what the kernel holds. Of them so many are added at once.
   static constexpr int kRegisters = kWavesOfSimd > 1 ? 512 / kWavesOfSimd : 256,
-                       kHeld = 16 * Wave::kValueBlocks + 56;
+                       kHeld = 16 * Wave::kValueBlocks + (kChooses ? 92 : 56);
   static constexpr int kRoom = (kRegisters - kHeld) / (4 * kGroup);
   static constexpr int kQuads = kRoom >= 8 ? 8 : kRoom >= 4 ? 4 : kRoom >= 2 ? 2 : 1;
   static constexpr int kAtOnce = kQuads < 4 ? kQuads : 4;
@@ -55,13 +58,23 @@ class BlockParts {
   __device__ BlockParts(const Arguments& a, const Task& task, int wave_index, int given_lane,
                         bool has_row)
       : count_(task.num_splits.divisor),
-        counts_(counts_of_cut(a, task.first_cut) + wave_index),
+        counts_(counts_of_cut(a.workspace, task.first_cut) + wave_index),
         lane_(given_lane),
         results_(Result::of(task.results, 0, wave_index), count_, given_lane, has_row) {}
 
+  // How many others of the first group of part `part` are there: asked before the part is made, so
+  // that the answer is there when it is.
+  __device__ static unsigned look(const Task& task, int wave_index, int part) {
+    const Global<float> workspace = task.results - 2L * task.first_cut * kResultFloats;
+    const Global<unsigned> counts =
+        counts_of_cut(workspace, task.first_cut) + part / kGroup * kGroup * kWaves + wave_index;
+    return loaded(counts + kWaves);
+  }
+
   // Whether `wave`, which has made part number `part`, now has what all parts make. Otherwise that
-  // is left to another wave.
-  __device__ bool complete(Wave& wave, int part) const {
+  // is left to another wave. `looked` is what look() gave.
+  __device__ bool complete(Wave& wave, int part, unsigned looked) const {
+    int there = seen(looked);
 #pragma unroll 1
     for (int step = 1; step < count_; step *= kGroup) {
       const int first = part / (step * kGroup) * (step * kGroup);
@@ -69,7 +82,8 @@ class BlockParts {
       if (others == 0) continue;
       // No other group, of whatever size, has the same second part.
       const Global<unsigned> count = counts_ + (first + step) * kWaves;
-      if (seen(__hip_atomic_load(count, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT)) < others) {
+      if (step > 1) there = seen(loaded(count));
+      if (there < others) {
         store(wave, part);
         if (counted(count) < others) return false;
       }
@@ -80,6 +94,9 @@ class BlockParts {
   }
 
  private:
+  __device__ static unsigned loaded(Global<unsigned> count) {
+    return __hip_atomic_load(count, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  }
   // What is loaded behind it was stored before.
   __device__ static int seen(unsigned count) {
     const int result = __builtin_amdgcn_readfirstlane(count);
@@ -173,16 +190,20 @@ class BlockParts {
       };
 #pragma unroll
       for (int n = 0; n < kGroup; ++n) {
-        const f32x4 factor = f32x4(factors[n]);
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i)
-          made[i] = __builtin_elementwise_fma(values[n][(quad + i) % kQuads], factor, made[i]);
-        // What was loaded in their place is 0. A branch: choosing would take longer than adding.
-        if (n == own) {
-          asm volatile("");
+        const auto loaded_quad = [&](int i) { return values[n][(quad + i) % kQuads]; };
+        const auto add = [&](auto four) {
 #pragma unroll
           for (int i = 0; i < kAtOnce; ++i)
-            made[i] = __builtin_elementwise_fma(own_quad(i), factor, made[i]);
+            made[i] = __builtin_elementwise_fma(four(i), f32x4(factors[n]), made[i]);
+        };
+        if constexpr (kChooses) {
+          add([&](int i) { return n == own ? own_quad(i) : loaded_quad(i); });
+        } else if (n == own) {
+          asm volatile("");  // or the compiler would choose
+          add(own_quad);
+        } else if (n < size) {
+          asm volatile("");
+          add(loaded_quad);
         }
         if (quad + kQuads < Result::kQuads) load_quads(n, quad + kQuads);
         __builtin_amdgcn_sched_barrier(0);

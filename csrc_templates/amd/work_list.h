@@ -230,11 +230,21 @@ __device__ inline void load_together(const CompiledArguments& arguments) {
     asm volatile("" ::"s"(stacked.count.divisor), "s"(stacked.count.reciprocal),
                  "s"(stacked.q_stride));
   const Modifiers& m = arguments.modifiers;
-  if (kIsMasked)
-    asm volatile("" ::"s"(m.is_bottom_right), "s"(m.window_left), "s"(m.window_right));
+  if (kIsMasked) asm volatile("" ::"s"(m.is_bottom_right), "s"(m.window_left), "s"(m.window_right));
   if (is_paged(kAccess))
     asm volatile("" ::"s"(m.block_table), "s"(m.block_table_batch), "s"(m.k_page), "s"(m.v_page),
                  "s"(m.page_size.divisor), "s"(m.page_size.reciprocal), "s"(m.num_pages));
+}
+
+// Likewise what they end with.
+__device__ inline void load_for_output(const CompiledArguments& arguments) {
+  const Arguments& a = arguments.attention;
+  const StackedHeads& stacked = arguments.stacked;
+  asm volatile("" ::"s"(a.out), "s"(a.lse), "s"(a.workspace), "s"(a.out_seq), "s"(a.out_head),
+               "s"(a.out_batch), "s"(a.lse_head));
+  if (kStacksHeads)
+    asm volatile("" ::"s"(stacked.count.divisor), "s"(stacked.count.reciprocal),
+                 "s"(stacked.out_stride), "s"(stacked.lse_stride));
 }
 
 // What is left of a workgroup's share: from a key tile of a block on. The rest is loaded when it is
@@ -258,7 +268,7 @@ struct Share {
   }
 
   // That of the block, as far as it belongs to the share.
-  __device__ Task task(const CompiledArguments& arguments, Next& next) const {
+  __device__ Task task(const CompiledArguments& arguments) const {
     const WorkList& list = arguments.list;
     const RowBlock rows = loaded<RowBlock>(list.blocks + block);
     const ShareBegin end = loaded<ShareBegin>(list.shares + number + 1);
@@ -268,16 +278,20 @@ struct Share {
     const Place place = {static_cast<unsigned>(rows.sequence), static_cast<unsigned>(head),
                          static_cast<unsigned>(rows.tile),
                          is_whole ? 0u : static_cast<unsigned>(number + 1 - cut.first_cut)};
-    Task task = task_of_tile(arguments, place,
-                             {rows.seqlen_q, rows.seqlen_k, rows.q_start, rows.k_start}, 0,
-                             [&](int) { return rows.tile; });
+    Task task =
+        task_of_tile(arguments, place, {rows.seqlen_q, rows.seqlen_k, rows.q_start, rows.k_start},
+                     0, [&](int) { return rows.tile; });
     task.key_tiles = {key_tile, is_cut ? end.key_tile : rows.key_tiles};
-    next = rows.is_last ? Next::head : Next::block;
-    if (is_cut || behind(next).begins_at(end)) next = Next::nothing;
     task.first_cut = cut.first_cut;
     task.num_splits = {static_cast<unsigned>(cut.last_cut - cut.first_cut + 2), 0};
     if (!is_whole) task.results = results_of_cut(arguments.attention, cut.first_cut);
     return task;
+  }
+
+  __device__ Next next(const WorkList& list) const {
+    const ShareBegin end = loaded<ShareBegin>(list.shares + number + 1);
+    const Next next = loaded<RowBlock>(list.blocks + block).is_last ? Next::head : Next::block;
+    return ends_in_block(end) || behind(next).begins_at(end) ? Next::nothing : next;
   }
 
   // What is left behind the block.

@@ -20,7 +20,7 @@ _UNEVEN = 4
 # Costs are counted in so many cycles: coarsely, since all of them have 32 bits.
 _UNIT = 64
 # Cycles that persistent workgroups take to find a block in the list, by the cost model.
-_LISTED = 2500
+_LISTED = 500
 # What it takes to list the work, by the cost model 2.3 to 4.2 us. On any chip.
 _LISTING_SECONDS = LAUNCH_GAP_SECONDS + 3.5e-6
 # Cycles of a share beside its work: to find blocks in the list, and to add parts of them. By the
