@@ -99,6 +99,12 @@ __device__ inline int last_visible(const Task& task, int row) {
   return kTopLeft ? smaller(keys - 1, on_diagonal) : on_diagonal;
 }
 
+// Of so many tiles, those with which a wave computes whose rows see so many keys: one at least,
+// which begins the output.
+__device__ inline int seen_tiles(int keys, int tiles) {
+  return keys > kTileKeys ? smaller(tiles_of(keys, kTileKeys), tiles) : 1;
+}
+
 // The keys and values that a wave goes through.
 struct TileLines {
   KeyLines keys, values;

@@ -64,9 +64,6 @@ struct TilesInPages<true, Plain> {
 using Keys = TilesInPages<kPacked, Tiles<kReadsEarly>>::Keys;
 using Values = TilesInPages<kPacked, Tiles<kReadsEarly>>::Values;
 using Wave = Attention<Keys, Values, DTYPE, Rounding::ROUNDING>;
-// Tiles that no row of a wave sees take no products. Of wider rows a wave has no registers for
-// that, and of narrower ones products are few.
-constexpr bool kSkipsHidden = kCausal && kHdimQ == 128;
 
 // LDS: the buffers of keys, then those of values, then room for Exchange of each wave. Where that
 // is not to be had, queries pass through the values' buffers, and the output through the keys'.
@@ -91,6 +88,8 @@ constexpr int kStores = Values::kStores + Keys::kStores;
 static_assert(kLoads <= kKeyProducts);
 // Rows that have places of their own are asked for long before they are loaded.
 constexpr bool kAsksEarly = !kReadsEarly && kAreScattered<KeyLines>;
+// What a wave brings of tiles that are hidden from its rows begins beside its last products.
+constexpr bool kBringsEarly = kCausal && !kReadsEarly && !kAsksEarly;
 
 // The next buffer becomes the first one, and the first one the last.
 template <int kCount>
@@ -116,7 +115,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
   Head& head = task.head;
   const int lane = thread % 64;
   const int wave_index = __builtin_amdgcn_readfirstlane(thread / 64);
-  const int group = wave_index / 4;
+  int group = wave_index / 4;
   const int first_row = task.tile * kTileRows + wave_index * 32;
   const int tiles = take_share(task);
   Wave wave;
@@ -140,13 +139,10 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
     Values::Source value_source = Values::source(lines.values, thread);
     Keys::Source key_source =
         Keys::source(lines.keys.from(kKeysAhead * kTileKeys), thread, chunk_distance(task));
-    const auto advance = [&] {
-      value_source.advance_rows();
-      key_source.advance_rows();
-      value_source.advance_bytes();
-      key_source.advance_bytes();
-      value_source.advance_buffer();
-      key_source.advance_buffer();
+    const auto advance = [&](auto&... sources) {
+      (sources.advance_rows(), ...);
+      (sources.advance_bytes(), ...);
+      (sources.advance_buffer(), ...);
     };
     const auto load = [&](int n) {
       if (n < Values::kLoads) return value_source.load<kAreFar>(next_values, n);
@@ -183,7 +179,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
       wave.clear_output();  // there is time until the queries are there
       exchange_queries(wave.query, exchange, lane);
       store(0);
-      advance();
+      advance(value_source, key_source);
       load_all();
       barrier();
     } else {
@@ -199,17 +195,17 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
       barrier();
       if (group == 1) {
         store(0);
-        advance();
+        advance(value_source, key_source);
         load_all();
       }
     }
-    auto first_operands = Wave::operands_from<Wave::Operands::kValues>(values + first_value_operand,
-                                                                       keys + first_key_operand);
+    auto operands = Wave::operands_from<Wave::Operands::kValues>(values + first_value_operand,
+                                                                 keys + first_key_operand);
     // Of a SIMD's waves at the same priority the oldest goes first: that is one of the first group.
     // It goes ahead until it is in its matrix phase, and all products go before a softmax.
     if (kReadsEarly) __builtin_amdgcn_s_setprio(2);
     if (kReadsEarly) Values::clear_behind(next_values);
-    wave.multiply_keys(first_operands, [&](int n) {
+    wave.multiply_keys(operands, [&](int n) {
       if constexpr (kReadsEarly) {
         if (n == 0) value_source.advance_rows();
         if (n == 1) key_source.advance_rows();
@@ -243,35 +239,39 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
       // The first softmax goes before the second one of the other group, which came first.
       if (kReadsEarly) __builtin_amdgcn_s_setprio(2);
     }
+    // What all rows of the wave see needs no mask; what none of them sees comes last.
+    const int visible = last_visible(task, first_row) + 1;
+    const int seen = kCausal ? seen_tiles(visible + 31, tiles) : tiles;
+    // What else there is to do goes between the products, a little after each.
+    constexpr int kSlots = Wave::Operands::kValues - kValueBlocks;
+    static_assert(!kReadsEarly || (kStores + 2 <= kSlots && kSlots > 5));
+    // One load after every other operand: all at once would make the waves queue.
+    constexpr int kEvery = kKeyProducts >= 2 * kLoads ? 2 : 1;
+    constexpr int kLastValueLoad = (Values::kLoads - 1) * kEvery;
+    // Nothing is declared in the loop: what ends with its turns would be ended in one place for
+    // `break`, too, and the loop would always go there.
     int i = 0;
+    bool has_next;
     for (;; ++i) {
       look_up_tiles(task, i, thread, key_source.rows, value_source.rows);
-      // What all rows of the wave see needs no mask; what none of them sees comes last.
-      const int first_key = i * kTileKeys;
-      const int visible = last_visible(task, first_row) + 1;
-      const bool is_hidden = kCausal && first_key >= visible + 31;
-      if (kSkipsHidden && is_hidden) break;
-      if (is_hidden) {
-        wave.see_nothing();
-      } else {
-        mask(i, visible);
-        wave.softmax(!kReadsEarly && i == 0, [](int, f32x2 pair) { return pair; });
-      }
+      mask(i, visible);
+      wave.softmax(!kReadsEarly && i == 0, [](int, f32x2 pair) { return pair; });
       if (kReadsEarly) Values::clear_behind(next_values);
       if (!kReadsEarly && i + group < tiles) store(group);
       if (!kReadsEarly && (kGroups == 1 || group == 0)) barrier();
       // The last products read ahead too, but others may be writing output where keys were.
-      const bool has_next = i + 1 < tiles || kGroups == 1 || kHasRoom;
-      auto operands = Wave::operands_from<0>(
+      has_next = i + 1 < tiles || kGroups == 1 || kHasRoom;
+      operands = Wave::operands_from<0>(
           value_buffer[0] + first_value_operand,
           (has_next ? key_buffer[1 % kKeyBuffers] : value_buffer[0]) + first_key_operand);
       if (kReadsEarly && group == 0) {
         wait_for_lds<Wave::kAhead>();
         barrier_after_wait();
       }
-      // What else there is to do goes between the products, a little after each.
-      constexpr int kSlots = Wave::Operands::kValues - kValueBlocks;
-      static_assert(!kReadsEarly || (kStores + 2 <= kSlots && kSlots > 5));
+      if (kBringsEarly && i + 1 == seen && i + 1 < tiles) {
+        advance(value_source, key_source);
+        load_all();
+      }
       __builtin_amdgcn_s_setprio(2);
       wave.multiply_values(operands, !kReadsEarly && i == 0, [&](int operand) {
         const int n = operand - kValueBlocks;
@@ -284,17 +284,11 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
           if (n == kSlots - 1) value_source.advance_buffer();
         }
         if constexpr (kAsksEarly) {
-          if (n == 0) advance();
+          if (n == 0) advance(value_source, key_source);
         }
       });
-      if (i + 1 == tiles) {
-        i = tiles;
-        break;
-      }
-      if constexpr (!kReadsEarly && !kAsksEarly) advance();
-      // One load after every other operand: all at once would make the waves queue.
-      constexpr int kEvery = kKeyProducts >= 2 * kLoads ? 2 : 1;
-      constexpr int kLastValueLoad = (Values::kLoads - 1) * kEvery;
+      if (i + 1 == seen) break;
+      if constexpr (!kReadsEarly && !kAsksEarly) advance(value_source, key_source);
       wave.multiply_keys(operands, [&](int n) {
         if (kReadsEarly && n == 1) key_source.advance_rows();
         if (kReadsEarly && n == kLastValueLoad - kEvery - 1) key_source.advance_bytes();
@@ -313,19 +307,25 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
       rotate(key_buffer);
     }
     __builtin_amdgcn_s_setprio(0);
-    if (!kReadsEarly && kSkipsHidden && i == 0) wave.clear_output();
-    // Of tiles that are hidden from all of its rows the wave brings its share for the others.
-    for (; kSkipsHidden && i < tiles; ++i) {
-      if (!kReadsEarly && i + group < tiles) store(group);
-      if (kGroups == 1 || group == 0) barrier();
-      if (kReadsEarly) store(2);
-      if (i + 1 == tiles) break;
-      advance();
+    // Of tiles that are hidden from all of its rows the wave brings its share for the others. What
+    // this begins with is new to the compiler, or it would make the loop fit for both.
+    if constexpr (kCausal) asm volatile("" : "+s"(kGroups == 1 ? i : group));
+    if (kCausal && !kBringsEarly && i + 1 < tiles) {
+      if constexpr (kReadsEarly) advance(key_source);
       load_all();
-      look_up_tiles(task, i + 1, thread, key_source.rows, value_source.rows);
+    }
+    while (kCausal && i + 1 < tiles) {
       if (kGroups == 1 || group == 1) barrier();
       rotate(value_buffer);
       rotate(key_buffer);
+      ++i;
+      look_up_tiles(task, i, thread, key_source.rows, value_source.rows);
+      if (!kReadsEarly && i + group < tiles) store(group);
+      if (kGroups == 1 || group == 0) barrier();
+      if (i + 1 == tiles) break;
+      if (kReadsEarly) store(2);
+      advance(value_source, key_source);
+      load_all();
     }
   } else {
     wave.clear_output();

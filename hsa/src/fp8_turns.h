@@ -34,13 +34,15 @@ static_assert(kSharedBytes <= kLdsBytes);
 
 constexpr int kLoads = Values::kLoads + Keys::kLoads;
 constexpr int kKeyProducts = Wave::kQuerySteps * Wave::kKeyBlocks / 2;
+// As in forward_turns.h. Of wide heads a wave has no registers for that.
+constexpr bool kBringsEarly = kCausal && kHdimV <= 128;
 
 template <bool kAreFar>
 __device__ inline void attend(Task task, Lds<char> lds, int thread) {
   Head& head = task.head;
   const int lane = thread % 64;
   const int wave_index = __builtin_amdgcn_readfirstlane(thread / 64);
-  const int group = wave_index / 4;
+  int group = wave_index / 4;
   const int first_row = task.tile * kTileRows + wave_index * 32;
   const Lds<char> exchange = lds + kTilesBytes + wave_index * Exchange::kBytes;
   const int tiles = take_share(task);
@@ -111,37 +113,37 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
       advance();
       load_all();
     }
-    auto first_operands = Wave::operands<Wave::Operands::kValues>(values, keys, lane);
-    wave.multiply_keys(first_operands, [](int) {});
+    auto operands = Wave::operands<Wave::Operands::kValues>(values, keys, lane);
+    wave.multiply_keys(operands, [](int) {});
     if (group == 1) barrier();
-    for (int i = 0;; ++i) {
+    // What all rows of the wave see needs no mask; what none of them sees comes last.
+    const int seen = kCausal ? seen_tiles(last_visible(task, first_row) + 32, tiles) : tiles;
+    // As in forward_turns.h, nothing is declared in the loop.
+    int i = 0, first_key, visible;
+    for (;; ++i) {
       look_up_tiles(task, i, thread, key_source.rows, value_source.rows);
-      // What all rows of the wave see needs no mask.
-      const int first_key = i * kTileKeys;
-      const int visible = last_visible(task, first_row) + 1;
-      if (kCausal && first_key >= visible + 31) {
-        wave.see_nothing();
-      } else {
-        if (__builtin_expect(first_key + kTileKeys > visible, 0)) {
-          if constexpr (kFindsAnew) {
-            const int own_lane = opaque_below<kThreads>(thread) % 64;
-            wave.mask(last_visible(task, first_row + own_lane % 32) - first_key, own_lane);
-          } else {
-            wave.mask(last_visible(task, row) - first_key, lane);
-          }
+      first_key = i * kTileKeys;
+      visible = last_visible(task, first_row) + 1;
+      if (__builtin_expect(first_key + kTileKeys > visible, 0)) {
+        if constexpr (kFindsAnew) {
+          const int own_lane = opaque_below<kThreads>(thread) % 64;
+          wave.mask(last_visible(task, first_row + own_lane % 32) - first_key, own_lane);
+        } else {
+          wave.mask(last_visible(task, row) - first_key, lane);
         }
-        wave.softmax();
       }
+      wave.softmax();
       if (i + group < tiles) store(i + group);
       if (group == 0) barrier();
       __builtin_amdgcn_s_setprio(2);
       // The last products read ahead too, but others may be writing output where keys were.
-      auto operands =
+      operands =
           Wave::operands<0>(value_buffer(i), i + 1 < tiles ? key_buffer(i + 1) : value_buffer(i),
                             kFindsAnew ? opaque_below<kThreads>(thread) % 64 : lane);
       advance();
+      if (kBringsEarly && i + 1 == seen && i + 1 < tiles) load_all();
       wave.multiply_values(operands, i == 0);
-      if (i + 1 == tiles) break;
+      if (i + 1 == seen) break;
       // Two loads after each product: all at once would make the waves queue. Beside the last ones,
       // which read no operands any more, there are registers for what is loaded; for addresses of
       // rows that are far there are only behind them.
@@ -164,6 +166,19 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
       }
     }
     __builtin_amdgcn_s_setprio(0);
+    // Of tiles that are hidden from all of its rows the wave brings its share for the others.
+    if constexpr (kCausal) asm volatile("" : "+s"(group));
+    if (kCausal && !kBringsEarly && i + 1 < tiles) load_all();
+    while (kCausal && i + 1 < tiles) {
+      if (group == 1) barrier();
+      ++i;
+      look_up_tiles(task, i, thread, key_source.rows, value_source.rows);
+      if (i + group < tiles) store(i + group);
+      if (group == 0) barrier();
+      if (i + 1 == tiles) break;
+      advance();
+      load_all();
+    }
   } else {
     wave.clear_output();
   }

@@ -39,9 +39,6 @@ _ROUNDS_IN_TURN = 3
 # From where a wave asks HBM for a tile of keys or queries until it has it, and the tile's rows: by
 # the cost model 1300 to 2200 where one tile is on its way. The wave computes meanwhile.
 _CYCLES_ON_THE_WAY, _ROWS_ON_THE_WAY = 1500.0, 32
-# Of the keys that a mask hides from some rows of a tile, those whose products ready kernels leave
-# out, whose numbers of 16 bits have 128 columns; others make all products.
-_LEFT_OUT = 9 / 32
 # Before their first product workgroups ask for so many keys with values, by the cost model: where
 # one tile is on its way, and of ready kernels with several.
 _KEYS_BEGUN, _KEYS_BEGUN_READY, _KEYS_BEGUN_OF_SEVERAL = 16, 48, 128
@@ -500,8 +497,11 @@ class ForwardEstimate:
         if call.is_fp8:
             slowness = _COMPILED_FP8_PRODUCTS if kernel.is_compiled else _FP8_PRODUCTS
         of_query = call.hdim_q * call.q_bytes + call.hdim_v * call.out_bytes
-        leaves_out = call.hdim_q == 128 and call.hdim_v == 128 and not call.is_fp8
-        leaves_out = leaves_out and not kernel.is_compiled
+        # Of the keys that a mask hides from some rows of a tile: waves of ready kernels leave out
+        # those tiles that none of their rows sees.
+        left_out = 0.0
+        if not kernel.is_compiled:
+            left_out = max(1.0 - row.ts_kv / row.ts_qo, 0.0) / 2.0
         of_place = _CYCLES_OF_PLACE_IN_DECODE if kernel.is_decode else _CYCLES_OF_PLACE
         return cls(
             machine,
@@ -518,7 +518,7 @@ class ForwardEstimate:
             call.batch * call.heads_q * of_query,
             call.batch * call.heads_k * (call.hdim_q + call.hdim_v) * call.kv_bytes,
             products * slowness,
-            _LEFT_OUT if leaves_out else 0.0,
+            left_out,
         )
 
     def most_shared(self) -> int:

@@ -29,6 +29,10 @@ from torch import Tensor
 from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
+from jitfmha.amd import chips
+from jitfmha.amd.node import VIRTUAL_NODE
+from jitfmha.amd.tree import trees_of
+from jitfmha.kernels.ready.key_split import KeySplit
 from jitfmha.problem.float64_reference import attention
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "ready_first")
@@ -112,6 +116,25 @@ def test_keys_that_one_row_sees(chip, dtype, hdims, seqlen_q, beyond, rng):
     """The diagonal enters a tile of keys with a wave's first row, its last one, or between."""
     lengths = (seqlen_q, max(seqlen_q + beyond, 0))
     check(ReadyCall(chip, dtype, hdims, False, 2, lengths, heads=(1, 1, 1)), rng)
+
+
+@pytest.mark.sample(("chip", "dtype", "hdims"), KINDS, 4)
+@pytest.mark.parametrize("mask", [1, 2])
+def test_hidden_tiles_take_no_products(chip, dtype, hdims, mask, monkeypatch):
+    """Each 32 queries are multiplied with the tiles of keys that any of them sees."""
+    monkeypatch.setattr(KeySplit, "num_splits", lambda *_: 1)
+    seqlen = 512
+    of_inputs = (DTYPES | {"fp8": FP8[chip]})[dtype]
+    q, k, v = (torch.zeros(1, seqlen, 1, n, dtype=of_inputs) for n in (hdims[0], *hdims))
+    with emulate(chip, profile=True) as emulated:
+        for each in (0, mask):
+            fmha_fwd(q, k, v, mask=each)
+        (plain, masked) = emulated.profiles()
+    (tree,) = trees_of(chips.chip(VIRTUAL_NODE.get(chip, chip)))
+    (keys,) = {row.ts_kv for row in tree.forward.rows if row.symbol == masked.kernel}
+    seen = sum(-(-(row + 32) // keys) for row in range(0, seqlen, 32))
+    share = seen / (seqlen // 32 * seqlen // keys)
+    assert masked.work.matrix_cycles == share * plain.work.matrix_cycles
 
 
 @pytest.mark.sample(("kind", "mode_and_mask"), list(itertools.product(KINDS, MODES_AND_MASKS)), 14)
