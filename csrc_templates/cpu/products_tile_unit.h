@@ -34,6 +34,9 @@ constexpr int kTileKeys = kWidth > 512 ? 64 : kWidth > 256 ? 128 : 256;
 constexpr int64_t kWantedTiles = 32;  // of queries, where there are enough rows
 // Staging keys and values takes as long as the products of so many rows.
 constexpr int64_t kStagingRows = 24;
+// The cache that the next keys and values are brought into: they do not fit into L1, and would push
+// operands out of it.
+constexpr int kLevelAhead = 2;
 
 constexpr int kOutputBlockRows = 2 * kUnitRows;  // that are computed at once, the last ones aside
 

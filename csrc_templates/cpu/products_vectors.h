@@ -28,6 +28,8 @@ constexpr int kTileKeys = round_up(kWideHead ? 64 : 128, std::lcm(2 * kBlockRows
 constexpr int64_t kWantedTiles = 64;  // of queries, where there are enough rows
 // Staging keys and values takes as long as the products of so many rows.
 constexpr int64_t kStagingRows = 12;
+// The cache that the next keys and values are brought into.
+constexpr int kLevelAhead = 1;
 
 constexpr int kOutputBlockRows = kBlockRows;  // that are computed at once
 
