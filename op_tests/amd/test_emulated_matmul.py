@@ -6,11 +6,12 @@ from itertools import product
 import pytest
 import torch
 from drawn_products import check_call, drawn_call, numbers
+from drawn_products import run as run_call
 from drawn_rows import drawn_index
 
 import jitfmha
 from jitfmha.gemm import amd
-from jitfmha.gemm.problem import MatmulArguments
+from jitfmha.gemm.problem import ACTIVATIONS, MatmulArguments
 from jitfmha.planning.target import TARGET_HERE
 from jitfmha.problem.dtypes import BF8_NAMES, FP8_NAMES
 
@@ -115,6 +116,20 @@ def test_few_rows(tile, rng, poisoned_memory, monkeypatch):
             a.copy_(drawn.a)
             b.copy_(drawn.b.mT)
             check_call(drawn._replace(a=a, b=b.mT))
+        assert not run.findings()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_what_follows_products(activation, rng, poisoned_memory):
+    """All of it, by several waves; a NaN stays one."""
+    m, n, k = 65, 70, 40
+    a, b = numbers(rng, (m, k), torch.bfloat16), numbers(rng, (k, n), torch.bfloat16)
+    bias, scale_a, scale_b = (torch.randn(size, generator=rng) for size in ((n,), (m, 1), (n,)))
+    call = MatmulArguments(a, b, bias, scale_a, scale_b, activation, torch.float32)
+    with jitfmha.emulate(ARCHES[drawn_index(rng, 2)], check=True) as run:
+        check_call(call)
+        bias[3] = torch.nan
+        assert run_call(call).isnan().equal(bias.isnan().expand(m, n))
         assert not run.findings()
 
 
