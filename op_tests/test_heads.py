@@ -92,6 +92,20 @@ def test_calls_that_differ_in_one_argument(rng):
             check_call({"cache_seqlens": torch.zeros(1).int(), **given})
 
 
+def test_what_is_written_is_another_version(rng):
+    """So that autograd does not take it for what it was: where it was saved, backward refuses."""
+    x, weight = torch.randn(3, 1, 8, generator=rng), torch.ones(8)
+    q, *caches = (torch.zeros(1, 3, 1, 8, requires_grad=True) * 1 for _ in range(3))
+    for written in (q, *caches):
+        saved = written.square().sum()
+        with torch.no_grad():
+            qk_norm_rope_cache(q[0], q_weight=weight, inplace=True)
+            named = dict(zip(("k_cache", "v_cache"), caches, strict=True))
+            qk_norm_rope_cache(k=x, v=x, **named, slots=torch.arange(3))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            saved.backward()
+
+
 def test_nothing_to_do_gives_what_came():
     q = torch.zeros(2, 3, 8)
     assert qk_norm_rope_cache(q) == (q, None)

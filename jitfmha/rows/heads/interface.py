@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ...problem.checks import check_flags, refuse_grad, with_clear_errors
 from ...problem.torch_parts import is_watched
@@ -69,6 +70,8 @@ def qk_norm_rope_cache(
             the largest number.
         inplace: write q and k where they are.
 
+    Vectors and tables may have any strides; what does not lie in rows is copied.
+
     Returns:
         ``(q, k)``: new tensors, or with ``inplace``, and where nothing is done to them, the given
         ones. k is None where it went into a cache alone.
@@ -101,8 +104,10 @@ def run_or_trace(arguments: HeadArguments) -> None:
     given = [x for x in arguments.tensors if x is not None]
     if given and is_watched(given[0], given[0], given[0], *given):
         call_operator(arguments)
-    else:
-        run_heads(arguments)
+        return
+    run_heads(arguments)
+    # As the dispatcher does: what autograd has kept of these is not taken for what it was.
+    increment_version([x for x in arguments.written if x is not None])
 
 
 def _result(
