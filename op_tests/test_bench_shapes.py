@@ -237,6 +237,23 @@ def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_pipes_and_links_stay_what_they_are(tmp_path):
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "x.csv"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, b"first")
+    assert os.read(reading, 9) == b"first"
+    os.close(reading)
+    link.symlink_to(file)
+    for content in (b"first", b"second"):
+        write_whole(link, content)
+        assert file.read_bytes() == content
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    with pytest.raises(IsADirectoryError, match=tmp_path.name):
+        write_whole(tmp_path, b"first")
+
+
 def test_a_file_that_is_too_large_is_not_read(tmp_path):
     file = tmp_path / "x.csv"
     file.write_bytes(bytes(9))

@@ -1,6 +1,6 @@
 """Reads files whose names come from elsewhere: they may lead anywhere, or to a pipe or a device.
 
-What is written is complete, or not there.
+What is written to one is complete, or not there.
 """
 
 from __future__ import annotations
@@ -55,8 +55,15 @@ def _refuse_irregular(path: Path, status: os.stat_result) -> None:
 def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
     """Write or replace a file; one that is there stays as it is until the new one is complete.
 
-    ``mode`` holds whatever the umask is. Raises ``OSError`` where it cannot be written.
+    ``mode`` holds whatever the umask is. Without it the path is a user's: links are followed, and a
+    pipe or a device, such as ``/dev/stdout``, is written to. Raises ``OSError`` where it cannot be
+    written.
     """
+    if mode is None:
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+            return
+        path = Path(os.path.realpath(path))
     part = path.with_name(f".{path.name}-{secrets.token_hex(4)}.part")
     try:
         with part.open("xb") as file:
