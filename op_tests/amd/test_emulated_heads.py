@@ -44,6 +44,12 @@ def test_packed_pages(rng, poisoned_memory):
         assert not run.findings()
 
 
+def test_no_heads_are_not_launched():
+    q = torch.zeros(3, 0, 16)
+    with jitfmha.emulate("gfx950"):
+        assert jitfmha.qk_norm_rope_cache(q, q_weight=torch.ones(16))[0].shape == q.shape
+
+
 def test_a_part_of_a_head_is_rotated(rng, poisoned_memory):
     tables = {name: torch.rand(5, 16, generator=rng) for name in ("cos", "sin")}
     lengths = torch.zeros(1).int()

@@ -49,10 +49,11 @@ def _prepare(arguments: HeadArguments) -> Callable[[Tensors], None]:
     first, cos, k_cache = arguments.first, arguments.cos, arguments.k_cache
     target = target_of(first.device)
     tokens = first.shape[:-2].numel()
+    has_heads = any(x is not None and x.shape[:-1].numel() for x in arguments[:3])
     amd = entry = None
     if isinstance(target, AmdTarget):
         amd = AmdHeads(traits, target, arguments)
-    elif tokens:
+    elif has_heads:
         entry = cpu_entry(traits, target.isa)
     limits = Limits.of(cos, k_cache, arguments.block_table)
     table = arguments.block_table
@@ -74,7 +75,7 @@ def _prepare(arguments: HeadArguments) -> Callable[[Tensors], None]:
             status = entry(pack(*in_order, *fixed, 0, 0), ctypes.addressof(value)) if entry else 0
             if status:
                 raise limits.fault(status, value.value)
-        elif tokens:
+        elif has_heads:
             kernel = amd.kernel_for(pointers)
             counts = sum(kernel.blocks), 0, 0
             packed = pack(*in_order, *fixed, *kernel.blocks[1:])
