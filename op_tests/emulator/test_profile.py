@@ -398,14 +398,17 @@ _STREAMED = {"gfx942": 128 * 304 * 2.1e9 / 4.3e12, "gfx950": 128 * 256 * 2.4e9 /
 def cycles_of_readers(profiler: Emulator, arch: str) -> Callable[..., tuple[float, float]]:
     """Of each workgroup of a launch that fills the chip, and of its loads alone."""
 
-    def cycles(*, shared: bool, behind_each: str = "") -> tuple[float, float]:
+    def cycles(
+        *, shared: bool, behind_each: str = "", before: str = "", scope: str = ""
+    ) -> tuple[float, float]:
         units = 304 if arch == "gfx942" else 256
         of_one = 64 * (_READS + 1)
         memory = np.zeros(of_one * (1 if shared else units), np.uint32)
-        step = _lines("global_load_dword v8, v20, s[8:9]", "v_add_u32 v20, 0x100, v20", behind_each)
+        load = f"global_load_dword v8, v20, s[8:9] {scope}"
+        step = _lines(load, "v_add_u32 v20, 0x100, v20", behind_each)
         timings = []
         for reads in (_READS, 0):
-            body = _READERS.format(apart=0 if shared else 4 * of_one, loads=_lines(*[step] * reads))
+            body = _READERS.format(apart=0 if shared else 4 * of_one, loads=_lines(before, *[step] * reads))
             code = assembled(arch, kernel_text("readers", body, vgprs=64))
             taken = _taken(
                 profiler, launch_code, arch, code, "readers", units, 64, memory, memory=[memory]
@@ -437,6 +440,18 @@ def test_what_all_workgroups_read_comes_from_hbm_once(cycles_of_readers):
     _, loads = cycles_of_readers(shared=True)
     # A wave has 63 loads on their way, nearly all of which L2 has.
     assert _READS / 63 * 600 < loads < _READS / 63 * 1000
+
+
+def test_what_a_launch_stores_itself_does_not_come_from_hbm(cycles_of_readers, arch):
+    """To loads that see it. Whatever these see of what the launch only reads does."""
+    streaming = 2 * _READS * _STREAMED[arch]
+    _, reads = cycles_of_readers(shared=False, scope="sc1")
+    assert reads == pytest.approx(streaming + 1000, rel=0.03)
+    store = "global_store_dword v20, v20, s[8:9]"
+    _, stored = cycles_of_readers(shared=False, scope="sc1", before=store)
+    assert _READS / 63 * 600 < stored < _READS / 63 * 1000
+    _, unseen = cycles_of_readers(shared=False, before=store)
+    assert unseen > streaming
 
 
 def test_lines_beside_no_matrix_work_are_counted(profile):

@@ -39,7 +39,9 @@ std::vector<Hbm::Part> parts_of(const Dispatch& dispatch, const std::vector<Step
   std::sort(lines.begin(), lines.end());
   lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
   std::vector<Hbm::Part> parts;
-  for (const Range& range : dispatch.memory.ranges()) {
+  const std::vector<Range>& ranges = dispatch.memory.ranges();
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    const Range& range = ranges[i];
     // As if the range began where a line does: see global_access.
     const u32 first = static_cast<u32>(range.begin / line_bytes);
     const u32 count = static_cast<u32>((range.end - range.begin + line_bytes - 1) / line_bytes);
@@ -48,7 +50,8 @@ std::vector<Hbm::Part> parts_of(const Dispatch& dispatch, const std::vector<Step
     if (!touched) continue;
     const double asked =
         static_cast<double>(touched) * static_cast<double>(launched_workgroups(dispatch));
-    parts.push_back({first, count, std::min(1.0, count / asked)});
+    parts.push_back({first, count, std::min(1.0, count / asked),
+                     dispatch.observation->has_stores[i].load(std::memory_order_relaxed)});
   }
   return parts;
 }

@@ -94,6 +94,7 @@ void dispatch_begin(Dispatch& dispatch) {
   const u64 most = state.polling_loops.empty() ? state.options.sample : launched;
   state.sample = sample_of(dispatch.workgroups, most, state.options.looked_at);
   state.total.resize(instructions.size());
+  state.has_stores = std::vector<std::atomic<bool>>(dispatch.memory.ranges().size());
 }
 
 void dispatch_end(Dispatch& dispatch) {
@@ -177,15 +178,22 @@ void after_instruction(Wave& wave, const Instruction& inst) {
 
 // Scalar loads have a cache of their own. What a launch may touch begins where a cache line does:
 // allocations on a GPU do, those of the host need not.
-void global_access(Wave& wave, const Instruction&, int lane, u64 address, u32 bytes, Access) {
+void global_access(Wave& wave, const Instruction&, int lane, u64 address, u32 bytes,
+                   Access access) {
   if (lane == kScalarLane) return;
   const Dispatch& dispatch = wave.dispatch();
   WaveObservation& state = *wave.observation;
   const bool is_allowed = dispatch.memory.contains(address, bytes, wave.memory_hit);
   if (is_allowed && wave.workgroup->observation->flags_lock.owns_lock())
     state.flag_accesses.add(address, bytes);
-  if (is_allowed && wave.memory_hit)
+  if (is_allowed && wave.memory_hit) {
     address -= wave.memory_hit->begin % dispatch.observation->rates.line_bytes;
+    if (access != Access::load) {
+      const auto range = wave.memory_hit - dispatch.memory.ranges().data();
+      dispatch.observation->has_stores[static_cast<std::size_t>(range)].store(
+          true, std::memory_order_relaxed);
+    }
+  }
   state.global.add(lane, address, bytes);
 }
 // A lane's private dwords are interleaved with those of the other lanes.

@@ -12,6 +12,7 @@
 //   export.cpp    all of it as JSON, for jitfmha/emulator/profile.py
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <string>
@@ -270,6 +271,7 @@ struct Hbm {
   struct Part {
     u32 first_line, lines;  // of a range that the launch may touch, by the low bits of the number
     double share;           // of the workgroup's lines there that it brings in
+    bool has_stores;        // of the launch
   };
   std::vector<Part> parts;
   double share_elsewhere;  // the same of lines in none of them
@@ -321,9 +323,10 @@ struct DispatchObservation {
   ProfileOptions options;
   Rates rates;
   Occupancy occupancy;
-  std::vector<u64> sample;      // by number, ascending
-  u32 workgroups_per_unit = 1;  // for the timing
-  std::vector<Cost> costs;      // one for each of CodeObject::instructions
+  std::vector<u64> sample;                    // by number, ascending
+  u32 workgroups_per_unit = 1;                // for the timing
+  std::vector<Cost> costs;                    // one for each of CodeObject::instructions
+  std::vector<std::atomic<bool>> has_stores;  // of each range that the launch may touch
   PollingLoops polling_loops;
   Flags flags;
   std::mutex mutex;

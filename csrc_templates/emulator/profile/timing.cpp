@@ -295,8 +295,8 @@ class ComputeUnit {
   }
 
   // Each line passes L1; those that are not there come from L2 or beyond. Loads into LDS, and
-  // generic accesses to it, occupy its banks too. What others have just stored is in L2 or the
-  // Infinity Cache.
+  // generic accesses to it, occupy its banks too. What the launch stores is in L2 or the Infinity
+  // Cache, for loads that see it.
   u64 load(SimulatedWave& wave, const Step& step, const Cost& cost) {
     u64 there = now_ + rates_.l1_latency;
     for (u32 i = 0; i < step.lines; ++i) {
@@ -308,7 +308,8 @@ class ComputeUnit {
       if (!known) {
         fills_free_ = std::max(fills_free_, l1_free_) + rates_.global_line;
         u64 filled = fills_free_ + rates_.global_latency;
-        if (!cost.sees_other_units && is_brought_in(line) && move(wave, fills_free_))
+        const bool is_there = cost.sees_other_units && may_be_stored(line);
+        if (!is_there && is_brought_in(line) && move(wave, fills_free_))
           filled = std::max(filled, hbm_end() + rates_.hbm_latency);
         l1_.insert(line, filled);
         there = std::max(there, filled);
@@ -339,16 +340,27 @@ class ComputeUnit {
   // Whether the workgroup, when it touches a line for the first time, is the one that brings it in:
   // evenly as many of those of each part as are its share.
   bool is_brought_in(u64 line) {
-    std::size_t part = 0;
-    while (part < hbm_.parts.size() &&
-           static_cast<u32>(line) - hbm_.parts[part].first_line >= hbm_.parts[part].lines)
-      ++part;
+    const std::size_t part = part_of(line);
     const double share = part < hbm_.parts.size() ? hbm_.parts[part].share : hbm_.share_elsewhere;
     if (share == 0 || !touched_.insert(line).second) return false;
     brought_[part] += share;
     if (brought_[part] < 1) return false;
     brought_[part] -= 1;
     return true;
+  }
+
+  std::size_t part_of(u64 line) const {
+    std::size_t part = 0;
+    while (part < hbm_.parts.size() &&
+           static_cast<u32>(line) - hbm_.parts[part].first_line >= hbm_.parts[part].lines)
+      ++part;
+    return part;
+  }
+
+  // Whether the launch stores where a line is, or may.
+  bool may_be_stored(u64 line) const {
+    const std::size_t part = part_of(line);
+    return part == hbm_.parts.size() || hbm_.parts[part].has_stores;
   }
 
   // HBM moves a line of this unit, not before `time`. False: it is counted, and takes no time here.

@@ -19,13 +19,14 @@ _MOST_LISTED_SEQUENCES, _MOST_LISTED_BLOCKS = 1024, 8192
 _UNEVEN = 4
 # Costs are counted in so many cycles: coarsely, since all of them have 32 bits.
 _UNIT = 64
-# Cycles that persistent workgroups take to find a block in the list, by the cost model.
+# Cycles that persistent workgroups take to find a block in the list, by the cost model: a barrier
+# and a round of loads.
 _LISTED = 500
 # What it takes to list the work, by the cost model 2.3 to 4.2 us. On any chip.
 _LISTING_SECONDS = LAUNCH_GAP_SECONDS + 3.5e-6
 # Cycles of a share beside its work: to find blocks in the list, and to add parts of them. By the
-# cost model mostly 13000 to 23000, on any chip and of any width.
-_OF_SHARE = 17000
+# cost model mostly 7000 to 18000, on any chip and of any width.
+_OF_SHARE = 11500
 _SHARE_BYTES, _BLOCK_BYTES = SHARE_BEGIN.size, ROW_BLOCK.size
 
 
