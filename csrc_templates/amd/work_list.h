@@ -7,7 +7,7 @@
 // tiles. What the parts of a block make goes to the workspace, all but the last one's, which makes
 // the output of them (block_parts.h).
 //
-// Included after forward_tasks.h.
+// Included after forward_tasks.h and kHasFewScalars.
 #pragma once
 
 #include "block_parts.h"
@@ -209,11 +209,21 @@ __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds
   }
 }
 
-// All fields of an entry of a list are loaded at once, and with those of others.
+__device__ inline ShareBegin fields_of(Constant<ShareBegin> share) {
+  return {share->head, share->block, share->key_tile, share->first_cut, share->last_cut};
+}
+__device__ inline RowBlock fields_of(Constant<RowBlock> block) {
+  return {block->sequence, block->tile,     block->key_tiles, block->is_last,
+          block->seqlen_q, block->seqlen_k, block->q_start,   block->k_start};
+}
+
+// All fields of an entry of a list are loaded at once, and with those of others, where there are
+// scalar registers for that.
 template <class Entry>
 __device__ inline Entry loaded(Global<const Entry> entry) {
   typedef unsigned Words __attribute__((ext_vector_type(sizeof(Entry) / 4)));
-  return bits_as<Entry>(*(Constant<Words>)entry);
+  if constexpr (kHasFewScalars) return fields_of((Constant<Entry>)entry);
+  else return bits_as<Entry>(*(Constant<Words>)entry);
 }
 
 // What blocks begin with is loaded in one round, and nothing of it later.

@@ -408,7 +408,9 @@ def cycles_of_readers(profiler: Emulator, arch: str) -> Callable[..., tuple[floa
         step = _lines(load, "v_add_u32 v20, 0x100, v20", behind_each)
         timings = []
         for reads in (_READS, 0):
-            body = _READERS.format(apart=0 if shared else 4 * of_one, loads=_lines(before, *[step] * reads))
+            body = _READERS.format(
+                apart=0 if shared else 4 * of_one, loads=_lines(before, *[step] * reads)
+            )
             code = assembled(arch, kernel_text("readers", body, vgprs=64))
             taken = _taken(
                 profiler, launch_code, arch, code, "readers", units, 64, memory, memory=[memory]
