@@ -121,7 +121,7 @@ def test_short_calls_take_what_ready_kernels_do(chip, dtype, hdim, heads, length
     """By the cost model."""
     call = DrawnCall(chip, dtype, (hdim, hdim), heads, (lengths,), "gm0", mask)
     _, seconds = call.seconds()
-    assert call.estimated()["ready"] == pytest.approx(seconds["ready"], rel=0.03)
+    assert call.estimated()["ready"] == pytest.approx(seconds["ready"], rel=0.06)
 
 
 @pytest.mark.parametrize("arch", get_args(Arch))
