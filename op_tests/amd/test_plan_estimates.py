@@ -90,6 +90,17 @@ def test_xcds_get_all_workgroups_of_packed_sequences(monkeypatch, mask, batch, h
     assert counts or longest == 64
 
 
+def test_ready_kernels_leave_out_tiles_that_no_row_of_a_wave_sees(monkeypatch):
+    """Of waves of 32 rows: on average 3/8 of the keys of a tile of queries with four tiles."""
+    made: list[ForwardEstimate] = []
+    of = ForwardEstimate.of
+    monkeypatch.setattr(ForwardEstimate, "of", lambda *args: made.append(of(*args)) or made[-1])
+    q = torch.empty(1, 4099, 8, 128).to("meta", torch.bfloat16)
+    assert explain(q, q, q, device="MI355X", mask=2).estimates
+    assert {x.left_out for x in made if not x.kernel.is_compiled} == {3 / 8}
+    assert {x.left_out for x in made if x.kernel.is_compiled} == {0}
+
+
 def test_xcds_share_the_tiles_of_one_line():
     sizes = [1.0] * 16
     sizes[8] = 1000.0
