@@ -30,7 +30,8 @@ _WANTED_CHUNKS = 4
 _WAVE, _MOST_THREADS, _LEAST_THREADS = 64, 1024, 256
 # Workgroups of a row: as many lanes combine what they found.
 _MOST_SHARES = 16
-# Numbers of a thread, for which so many threads have registers, as floats, too.
+# Numbers of a thread, for which so many threads have registers, as floats, too. Half as many keep
+# twice as many as they came, which do not wait for a scale.
 _HELD = 32
 # The same in backward, of the 128 that each has.
 _SUMMED_REGISTERS = 85
@@ -103,17 +104,20 @@ class RowKernel(NamedTuple):
         registers = -(-width * DTYPE_BYTES[traits.dtype] // 4)
         # Results of 8 bits are too few to hide loads behind them.
         streams = traits.is_quantised and not is_alone and chunks <= _WANTED_CHUNKS * _LEAST_THREADS
-        # Forward may keep one more, so that some lanes have not nothing to do at the end of a row.
+        # Forward may keep more, so that few lanes have nothing to do at the end of a row.
         wanted, more, most_threads, most_held = _WANTED_CHUNKS, 1, _MOST_THREADS, _HELD // width
+        if not traits.is_quantised:
+            more, most_threads, most_held = 4, _MOST_THREADS // 2, 2 * most_held
         is_alone &= direction == "forward"
         if is_alone:
-            wanted = 1
+            wanted, more = 1, 1
         if direction == "backward":
             # Two tensors of this row and the next one, the weight, and two sums of floats.
-            wanted, more, most_held = 1, 0, _SUMMED_REGISTERS // (5 * registers + 2 * width)
+            wanted, more, most_threads = 1, 0, _MOST_THREADS
+            most_held = _SUMMED_REGISTERS // (5 * registers + 2 * width)
         ragged, shares, lanes = columns % width != 0, 1, 1
         if chunks > most_threads * most_held:
-            lanes, held = _LEAST_THREADS, most_held
+            lanes, held = _LEAST_THREADS, _HELD // width
             if direction == "backward":
                 # Of more shares there are fewer blocks, whose gradients are parts to add up.
                 while lanes * most_held * _MOST_SHARES < chunks:

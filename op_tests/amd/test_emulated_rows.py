@@ -185,7 +185,7 @@ def test_threads_of_a_row():
     traits = RowTraits("softmax", "bf16", "bf16", "bf16", *(False,) * 3)
     for columns, expected in (
         *((8, (1, 256, 1)), (32, (1, 256, 4)), (1024, (32, 256, 4)), (2048, (64, 256, 4))),
-        *((8192, (256, 256, 4)), (32768, (1024, 1024, 4)), (131072, (256, 256, 4))),
+        *((8192, (256, 256, 4)), (32768, (512, 512, 8)), (131072, (256, 256, 4))),
     ):
         kernel = RowKernel.of(traits, "forward", "gfx942", columns, 8, is_alone=False)
         assert (kernel.row_lanes, kernel.threads, kernel.held) == expected
