@@ -24,8 +24,8 @@ _UNIT = 64
 _LISTED = 500
 # What it takes to list the work, by the cost model 2.3 to 4.2 us. On any chip.
 _LISTING_SECONDS = LAUNCH_GAP_SECONDS + 3.5e-6
-# Cycles of a share beside its work: to find blocks in the list, and to add parts of them. By the
-# cost model mostly 7000 to 18000, on any chip and of any width.
+# Cycles of a share beside its work: to find blocks in the list, and to add parts of them. Not
+# measured alone: it is the mean of what the cost model takes above the work of some drawn batches.
 _OF_SHARE = 11500
 _SHARE_BYTES, _BLOCK_BYTES = SHARE_BEGIN.size, ROW_BLOCK.size
 
