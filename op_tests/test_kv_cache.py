@@ -386,6 +386,20 @@ def test_new_keys_of_eight_bits_are_copied(rng, device):
         assert all(map(torch.equal, caches, forms))
 
 
+def test_written_caches_are_another_version(rng):
+    """In a first call and in a known one: where they were saved, backward refuses."""
+    q, k, v = (torch.randn(1, 1, 2, 16, generator=rng) for _ in range(3))
+    caches = [torch.zeros(1, 8, 2, 16, requires_grad=True) * 1 for _ in range(2)]
+    lengths = torch.tensor([3], dtype=torch.int32)
+    for _ in range(3):
+        saved = [cache.square().sum() for cache in caches]
+        with torch.no_grad():
+            flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=lengths)
+        for each in saved:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                each.backward()
+
+
 def test_new_keys_are_rounded_to_eight_bits(rng, poisoned_memory):
     """By scales that are powers of two, which leaves rounding alone."""
     q, k, v = (torch.randn(2, 3, 2, 32, generator=rng).bfloat16() for _ in range(3))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from ...problem.checks import check_flags, refuse_grad, with_clear_errors
 from ...problem.torch_parts import is_watched
@@ -104,10 +103,8 @@ def run_or_trace(arguments: HeadArguments) -> None:
     given = [x for x in arguments.tensors if x is not None]
     if given and is_watched(given[0], given[0], given[0], *given):
         call_operator(arguments)
-        return
-    run_heads(arguments)
-    # As the dispatcher does: what autograd has kept of these is not taken for what it was.
-    increment_version([x for x in arguments.written if x is not None])
+    else:
+        run_heads(arguments)
 
 
 def _result(

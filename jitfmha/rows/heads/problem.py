@@ -63,11 +63,6 @@ class HeadArguments(NamedTuple):
         return self[:N_TENSORS]  # type: ignore[return-value]
 
     @property
-    def written(self) -> tuple[Tensor | None, ...]:
-        """Where results go."""
-        return self.q_out, self.k_out, self.k_cache, self.v_cache
-
-    @property
     def first(self) -> Tensor:
         """The first of q, k and v."""
         for x in (self.q, self.k, self.v):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ...call.detection import target_of
 from ...call.known_calls import looked_up
@@ -80,6 +81,8 @@ def _prepare(arguments: HeadArguments) -> Callable[[Tensors], None]:
             counts = sum(kernel.blocks), 0, 0
             packed = pack(*in_order, *fixed, *kernel.blocks[1:])
             amd.start(kernel.address, counts, packed, tensors)
+        # As the dispatcher does: what autograd has kept of these is not taken for what it was.
+        increment_version([x for at in _WRITTEN if (x := tensors[at]) is not None])
 
     return run
 
@@ -116,6 +119,7 @@ _FIELDS = (
     *("cache_seqlens", "block_table", "cache_batch_idx"),
 )
 _PLACES = [HeadArguments._fields.index(name) if name else -1 for name in _FIELDS]
+_WRITTEN = [HeadArguments._fields.index(name) for name in ("q_out", "k_out", "k_cache", "v_cache")]
 
 
 def _of_part(arguments: HeadArguments, part: int) -> tuple[int, ...]:
