@@ -13,6 +13,7 @@ from .. import jit
 from ..amd.chips import Arch, architecture
 from ..amd.kernel_arguments import DEVICE
 from ..call.known_calls import Run
+from ..jit.shared_struct import cpp_of
 from ..kernels.compiled.device_spec import device_spec
 from ..kernels.estimate import machine_of
 from ..kernels.launch_estimate import Machine
@@ -192,9 +193,9 @@ def kernel_spec(kernel: GemmKernel) -> jit.BuildSpec:
     flags = ["has_bias", "has_scale_a", "has_scale_b"]
     flags += [] if tile.ahead else ["a_rows", "b_columns"]
     values: dict[str, object] = {
-        **{name: str(getattr(kernel, name)).lower() for name in flags},
+        **{name: getattr(kernel, name) for name in flags},
         "kernel": kernel.name,
-        "shared_structs": "\n\n".join(each.cpp(DEVICE) for each in (VECTOR, CALL)),
+        "shared_structs": cpp_of((VECTOR, CALL), DEVICE),
         "element": _ELEMENTS[kernel.dtype],
         "out_element": _ELEMENTS[kernel.out_dtype],
         "activation": kernel.activation,

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..call.pytorch.autocast import dtype_of_region
 from ..call.pytorch.flop_count import join_flop_counters
 from ..problem.torch_parts import (
+    implement,
     is_watched,
     operator_with_gradient,
     register_derivative,
@@ -154,9 +155,7 @@ def _map(info: Any, dims: Sequence[Any], *given: Any) -> tuple[Tensor, int]:
     return torch.ops.jitfmha.matmul(*moved), 0
 
 
-_library.impl("matmul", _matmul, "CPU")
-_library.impl("matmul", _matmul, "CUDA")
+implement(_library, "matmul", _matmul, _matmul_fake)
 for _device_type, _region in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
     _library.impl("matmul", partial(_at_autocast, _device_type), _region)
-torch.library.register_fake("jitfmha::matmul", _matmul_fake, lib=_library)
 torch.library.register_vmap("jitfmha::matmul", _map, lib=_library)

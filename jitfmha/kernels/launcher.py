@@ -42,7 +42,17 @@ from ..amd.kernel_arguments import (
 )
 from ..amd.manifest import KernelRow
 from ..amd.runtime import HipError
-from ..jit.shared_struct import BOOL, FLOAT, INT32, INT64, Array, FieldType, Pointer, SharedStruct
+from ..jit.shared_struct import (
+    BOOL,
+    FLOAT,
+    INT32,
+    INT64,
+    Array,
+    FieldType,
+    Pointer,
+    SharedStruct,
+    cpp_of,
+)
 from ..planning.target import AmdTarget
 from ..problem.arguments import Descales, Tensors, new_tuple
 from ..problem.problem import (
@@ -246,11 +256,7 @@ def launcher_sources(kinds: Sequence[LauncherKind], *, suffix: str, linkage: str
     kinds have the ``suffix``; the declarations of their functions begin with ``linkage``.
     """
     structs = dict.fromkeys(x for kind in kinds for x in _STRUCTS[kind.direction, kind.block])
-    files = {
-        "structs.h": jit.render(
-            f"{_FOLDER}/structs.h.in", {"structs": "\n\n".join(each.cpp() for each in structs)}
-        )
-    }
+    files = {"structs.h": jit.render(f"{_FOLDER}/structs.h.in", {"structs": cpp_of(structs)})}
     for kind in kinds:
         arches = [each.arch for each in kinds if each.name == kind.name]
         files[f"{kind.name}{suffix}"] = _rendered(kind, " and ".join(arches), linkage)
