@@ -7,10 +7,9 @@ import ctypes
 
 import pytest
 import torch
+from header_library import header_library
 
-from jitfmha.jit.loader import load
-from jitfmha.jit.spec import BuildSpec
-from jitfmha.kernels.cpu import BESIDE_TILE_UNIT, CpuTraits, launcher_spec
+from jitfmha.kernels.cpu import BESIDE_TILE_UNIT
 from jitfmha.planning.target import CpuIsa
 
 DTYPES = {
@@ -38,7 +37,6 @@ void convert(const void* from, float* floats, float* along_row, float* down_colu
   }
 }
 
-#define JITFMHA_EXPORT extern "C" __attribute__((visibility("default")))
 JITFMHA_EXPORT int operand_elements() { return kOperandElements; }
 JITFMHA_EXPORT int lanes() { return kLanes; }
 """
@@ -52,21 +50,9 @@ JITFMHA_EXPORT void convert_@DTYPE(const void* from, float* floats, float* along
 
 def library(isa: CpuIsa) -> ctypes.CDLL:
     """The conversions that are in the headers of a kernel."""
-    spec = launcher_spec(
-        CpuTraits("fp8_e4m3fn", 64, 64, False, "gm0", BESIDE_TILE_UNIT.get(isa, isa))
-    )
-    headers = {name: text for name, text in spec.sources.items() if name.endswith(".h")}
     source = SOURCE.replace("@CODES", str(CODES))
     source += "".join(FUNCTION.replace("@DTYPE", name) for name in DTYPES)
-    return load(
-        BuildSpec(
-            name=f"elements_{isa}",
-            sources={**headers, "elements.cpp": source},
-            cflags=spec.cflags,
-            ldflags=(),
-            why="a test",
-        )
-    )
+    return header_library("elements", source, "fp8_e4m3fn", BESIDE_TILE_UNIT.get(isa, isa))
 
 
 def as_floats(operands: torch.Tensor, elements: int) -> torch.Tensor:

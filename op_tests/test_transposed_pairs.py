@@ -4,18 +4,14 @@ import ctypes
 
 import pytest
 import torch
+from header_library import header_library
 
-from jitfmha.jit.loader import load
-from jitfmha.jit.spec import BuildSpec
-from jitfmha.kernels.cpu import CpuTraits, launcher_spec
 from jitfmha.planning.target import CpuIsa, cpu_isas_here
 
 HDIMS = (6, 31, 32, 33, 40, 48, 72, 80, 128)
 BLOCK, PAIRS = 32, 33  # keys that are staged at least, and the stride of an element's pairs
 SOURCE = """
 #include "transposed_pairs.h"
-
-#define JITFMHA_EXPORT extern "C" __attribute__((visibility("default")))
 """
 FUNCTION = """
 JITFMHA_EXPORT void stage_@DTYPE_@HDIM(const @DTYPE::Element* rows, long stride, int count,
@@ -27,8 +23,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp8_e4m3fn": torch.float8_e4m3fn}
 
 
 def library(isa: CpuIsa) -> ctypes.CDLL:
-    spec = launcher_spec(CpuTraits("bf16", 64, 64, False, "gm0", isa))
-    headers = {name: text for name, text in spec.sources.items() if name.endswith(".h")}
     sizes = {"@PAIRS": str(PAIRS), "@BLOCK": str(BLOCK)}
     source = SOURCE
     for dtype in DTYPES:
@@ -37,15 +31,7 @@ def library(isa: CpuIsa) -> ctypes.CDLL:
             for name, value in {"@DTYPE": dtype, "@HDIM": str(hdim), **sizes}.items():
                 function = function.replace(name, value)
             source += function
-    return load(
-        BuildSpec(
-            name=f"transposed_pairs_{isa}",
-            sources={**headers, "transposed_pairs.cpp": source},
-            cflags=spec.cflags,
-            ldflags=(),
-            why="a test",
-        )
-    )
+    return header_library("transposed_pairs", source, "bf16", isa)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
