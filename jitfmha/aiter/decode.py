@@ -528,7 +528,9 @@ def _latents(
     }
     options |= pages
     if has_scale:
-        options["k_descale"] = options["v_descale"] = torch.full((1,), scale, device=kv_c.device)
+        options["k_descale"] = options["v_descale"] = torch.full(
+            (1,), scale, dtype=torch.float32, device=kv_c.device
+        )
     if is_of_rows and o.dtype == out_dtype_of(q.dtype):
         options["out"] = o
     of_rows = q if is_of_rows else q.flatten(0, 1)

@@ -407,6 +407,8 @@ def of_latents_of_gluon(draw: Draw) -> Arguments:
     made = {"q_nope": randn(draw, 3, 2, 48), "q_pe": randn(draw, 3, 2, 16)}
     made |= {"kv_c": randn(draw, 9, HDIM), "o": randn(draw, 3, 2, 48), "kv_pe_offset": 48}
     if draw(st.booleans()):
+        made |= {"kv_c": made["kv_c"].to(torch.float8_e4m3fn), "kv_scale": 1}
+    if draw(st.booleans()):
         lists = torch.arange(sum(LENGTHS_K), dtype=torch.int32), prefix_sums(LENGTHS_K)
     else:
         lists = torch.arange(12, dtype=torch.int32).view(3, 4) % 9, torch.tensor(LENGTHS_K).int()
