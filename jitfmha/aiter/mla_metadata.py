@@ -28,6 +28,7 @@ from ..problem.checks import (
     require_cu_seqlens,
     with_clear_errors,
 )
+from ..problem.memory import write_values, write_zeros
 from .paged import NAMES_OF_PROJECTED, attend_projected
 
 Shape = int | tuple[int, ...]
@@ -100,7 +101,7 @@ def _fill_nothing(
     for name, x in (("work_indptr", work_indptr), ("reduce_indptr", reduce_indptr)):
         int32_vector(name, x)
         check_layout(name, x)
-        x.zero_()
+        write_zeros(x)
 
 
 @ends_in(_fill_nothing)
@@ -183,10 +184,10 @@ def _fill_tiles(
     start = ends[sequence] + (tile - (behind - counts)[sequence]) * TILE
     # What lies behind the last tile is empty.
     number = torch.arange(len(reduce_indptr), device=ends.device)
-    reduce_indptr.copy_(torch.minimum(number, behind[-1]))
+    write_values(reduce_indptr, torch.minimum(number, behind[-1]))
     end = torch.minimum(start + TILE, ends[sequence + 1])
-    reduce_final_map[: len(tile)] = torch.stack((start, end), 1).to(reduce_final_map.device)
-    reduce_partial_map[: len(tile)] = (tile * TILE).to(reduce_partial_map.device)
+    write_values(reduce_final_map[: len(tile)], torch.stack((start, end), 1))
+    write_values(reduce_partial_map[: len(tile)], tile * TILE)
 
 
 def _sums(name: str, x: Tensor) -> Tensor:
@@ -306,7 +307,7 @@ def mla_reduce_v1(
         if results is not None:
             chosen = found.flatten(0, 1)[place.clamp(min=0)].to(results.dtype)
             is_written = (place >= 0).view(-1, *(1,) * (results.dim() - 1))
-            results.copy_(torch.where(is_written, chosen, results))
+            write_values(results, torch.where(is_written, chosen, results))
 
 
 def _check_tiles(
@@ -383,7 +384,8 @@ def _prefill(
     source = (qo_indptr[sequence] + within).clamp(max=len(out) - 1)
     for parts, results in ((splitData, out), (splitLse, lse.T)):
         of_rows = is_part.view(-1, *(1,) * (results.dim() - 1))
-        parts[: len(row)] = torch.where(of_rows, results[source], parts[: len(row)])
+        room = parts[: len(row)]
+        write_values(room, torch.where(of_rows, results[source], room))
 
 
 @ends_in(_prefill, **NAMES_OF_PROJECTED)

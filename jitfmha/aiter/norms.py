@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..problem.checks import refuse_grad, with_clear_errors
+from ..problem.memory import write_values
 from ..rows.interface import layer_norm as _layer_norm
 from ..rows.interface import rms_norm as _rms_norm
 
@@ -65,8 +66,8 @@ def rmsnorm2d_fwd_with_add(
     if gemma_norm:
         weight = weight.float() + 1
     result, total = _rms_norm(input, weight, eps=epsilon, residual=residual_in)
-    out.copy_(result)
-    residual_out.copy_(total)
+    write_values(out, result)
+    write_values(residual_out, total)
 
 
 @with_clear_errors

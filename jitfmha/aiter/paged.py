@@ -33,6 +33,7 @@ from ..layers.peer_values import (
 from ..problem.arguments import Options
 from ..problem.checks import check_layout, describe, not_a_tensor, refuse_given, require_cu_seqlens
 from ..problem.dtypes import out_dtype_of
+from ..problem.memory import write_values
 from .batch_prefill import lists_of_pages
 
 OPERATORS = {
@@ -227,7 +228,7 @@ def _unified(
         **others,
     )
     if not has_8_bits(k) and v_descale is not None:
-        out.copy_(_multiplied(out, "v_descale", v_descale))
+        write_values(out, _multiplied(out, "v_descale", v_descale))
     return out
 
 

@@ -28,6 +28,7 @@ from ..problem.checks import (
 )
 from ..problem.dropout import new_rng_state
 from ..problem.mask import OPEN_WINDOW
+from ..problem.memory import write_values
 from ..problem.problem import make_problem
 from ..problem.score_features import Modifiers, gather_modifiers
 from ..problem.torch_parts import is_any_autocast_enabled, is_watched
@@ -431,9 +432,9 @@ def fmha_bwd(
         _check_room("dsink", dsink, features.get("sink"))
     results = differentiate(arguments)
     if dbias is not None and results.dbias is not None:
-        dbias.copy_(results.dbias)
+        write_values(dbias, results.dbias)
     if dsink is not None and results.dsink is not None:
-        dsink.copy_(results.dsink)
+        write_values(dsink, results.dsink)
     return results[:3]
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..call.interface import OFF, fmha_fwd
 from ..problem.checks import describe, requires_any_grad
 from ..problem.mask import OPEN_WINDOW, check_window_size
+from ..problem.memory import write_values
 from ..problem.packed_pages import shape_of_keys
 from ..rows.heads.interface import qk_norm_rope_cache
 from ..rows.problem import ROW_DTYPES
@@ -264,7 +265,7 @@ class Attention(nn.Module):
             softcap=self.logit_softcap,
         )
         assert isinstance(out, Tensor)
-        cache.seqlens.copy_(seqlens)
+        write_values(cache.seqlens, seqlens)
         return out
 
     def _fused_norms(self) -> dict[str, Any] | None:

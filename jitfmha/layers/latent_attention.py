@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..call.interface import fmha_fwd
 from ..problem.checks import describe
+from ..problem.memory import write_values
 from .attention import AttentionCache, rotary_tables
 from .kv_cache import Rotary, flash_attn_with_kvcache
 from .mla import absorbed_qkv, mla_fwd, projected_qkv, with_values_projected
@@ -203,7 +204,7 @@ class LatentAttention(nn.Module):
             causal=True,
         )
         assert isinstance(out, Tensor)
-        cache.seqlens.add_(q.shape[1])
+        write_values(cache.seqlens, cache.seqlens + q.shape[1])
         return out
 
     def _rotated(

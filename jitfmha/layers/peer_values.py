@@ -24,7 +24,7 @@ from ..problem.arguments import Options
 from ..problem.checks import check_layout, describe, with_clear_errors
 from ..problem.dtypes import EIGHT_BIT_DTYPES, FP8_NAMES
 from ..problem.mask import INT64_MAX, OPEN_WINDOW
-from ..problem.memory import overlaps_itself
+from ..problem.memory import overlaps_itself, write_values
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -277,7 +277,8 @@ def written_to(out: Tensor | None, result: Tensor, output_scale: Tensor | None =
     if out.dtype.itemsize == 1:
         largest = torch.finfo(out.dtype).max
         result = result.clamp(-largest, largest)
-    return out.copy_(result)
+    write_values(out, result)
+    return out
 
 
 def with_contiguous_rows(x: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from ..problem.arguments import (
 )
 from ..problem.checks import describe, refuse_grad, with_clear_errors
 from ..problem.mask import OPEN_WINDOW
+from ..problem.memory import write_values
 from ..problem.problem import make_problem
 from .peer_values import as_int
 
@@ -138,5 +139,6 @@ def flash_attn_combine(
     combined = (counted * weights[..., None]).sum(0) / divisor[..., None]
     lse = (divisor.log() + shift).masked_fill(~sees_keys, -torch.inf)
     if out is not None:
-        return out.copy_(combined), lse
+        write_values(out, combined)
+        return out, lse
     return combined.to(out_dtype or out_partial.dtype), lse

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
@@ -12,32 +13,29 @@ from torch import Tensor
 
 
 def write_zeros(to: Tensor, where: Tensor | None = None) -> None:
-    """Write zeros to a tensor of the caller's, everywhere or ``where`` a boolean tensor says.
-
-    It may have been made in inference mode, outside of which torch writes to it in kernels only.
-    ``torch.compile`` can trace no question about that, and writes to it in kernels alone.
-    """
-    if not torch.compiler.is_compiling() and to.is_inference():
-        with torch.inference_mode():
-            _write_zeros(to, where)
-    else:
-        _write_zeros(to, where)
+    """Write zeros to a tensor of the caller's, everywhere or ``where`` a boolean tensor says."""
+    with _may_write(to):
+        if where is None:
+            to.zero_()
+        else:
+            to.masked_fill_(where, 0)
 
 
 def write_values(to: Tensor, values: Tensor) -> None:
-    """Copy values to a tensor of the caller's, which may have been made in inference mode."""
-    if to.is_inference():
-        with torch.inference_mode():
-            to.copy_(values)
-    else:
+    """Copy values to a tensor of the caller's."""
+    with _may_write(to):
         to.copy_(values)
 
 
-def _write_zeros(to: Tensor, where: Tensor | None) -> None:
-    if where is None:
-        to.zero_()
-    else:
-        to.masked_fill_(where, 0)
+def _may_write(to: Tensor) -> AbstractContextManager[object]:
+    """Where torch writes to a tensor that may have been made in inference mode.
+
+    Outside of that mode it does so in kernels only. ``torch.compile`` can trace no question about
+    it, and writes in kernels alone.
+    """
+    if not torch.compiler.is_compiling() and to.is_inference():
+        return torch.inference_mode()
+    return nullcontext()
 
 
 def extent(x: Tensor) -> tuple[int, int]:

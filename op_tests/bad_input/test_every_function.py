@@ -9,7 +9,8 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -762,3 +763,43 @@ def test_tensors_without_strides(name, sweep):
                 assert refusal(refused.value, {argument: y}), f"{argument}: {refused.value!r}"
 
     sweep(st.composite(lambda draw: good(draw))(), check, share=0.1)
+
+
+@contextmanager
+def other_default_dtype() -> Iterator[None]:
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)
+
+
+AROUND: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "another default dtype": other_default_dtype,
+    "another default device": lambda: torch.device("meta"),
+    "tensors of inference mode": nullcontext,
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_what_is_around_a_call_changes_nothing(around, sweep):
+    makes = torch.inference_mode if "inference" in around else nullcontext
+    # It makes a tensor of numbers alone, so that torch says on what device.
+    names = [name for name in FUNCTIONS if name != "aiter.mla.get_meta_param"]
+    drawn = st.composite(lambda draw, good: good(draw))
+
+    def check(functions: list[Arguments], tally: Tally) -> None:
+        for name, arguments in zip(names, functions, strict=True):
+            expected = outcome(FUNCTIONS[name][0], arguments)
+            with makes():
+                arguments = {
+                    n: x.clone() if isinstance(x, Tensor) else x for n, x in arguments.items()
+                }
+            with AROUND[around]():
+                torch.manual_seed(0)
+                returned = FUNCTIONS[name][0](**arguments)
+            assert [bits(x) for x in (returned, *arguments.values())] == expected[0], name
+
+    goods = [of_signature(*FUNCTIONS[name]) for name in names]
+    sweep(st.tuples(*(drawn(good) for good in goods)), check, share=0.04)
