@@ -130,6 +130,25 @@ def test_parts(rng, seqlen_q):
     torch.testing.assert_close(combined_lse.transpose(1, 2), lse, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_part_without_numbers(rng, bad):
+    """Its rows have none, as in one call; AITER's function that reduces parts agrees."""
+    q, k, v = random_qkv(rng, batch=1, seqlen_q=3, seqlen_k=1000)
+    q[0, 1, 0, 0], k[0, 999, 0, 0] = 1, bad
+    out, lse, out_accum, lse_accum = mha_fwd_splitkv(q, k, v, 2)
+    parts = out_accum.transpose(2, 3), lse_accum.transpose(2, 3)
+    combined, combined_lse = flash_attn_combine(*parts)
+    assert combined_lse.isnan().any()
+    torch.testing.assert_close(combined, out, equal_nan=True, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(combined_lse.transpose(1, 2), lse, equal_nan=True)
+    reduced, reduced_lse = torch.empty_like(out[0]), torch.empty_like(combined_lse[0])
+    indices = torch.tensor([0, 2]).int(), torch.tensor([[0, 3]]).int(), torch.tensor([0, 3]).int()
+    rows = [x.flatten(0, 2) for x in parts]
+    jitfmha.aiter.mla_reduce_v1(*rows, *indices, 3, 0, reduced, reduced_lse)
+    torch.testing.assert_close(reduced, combined[0], equal_nan=True)
+    torch.testing.assert_close(reduced_lse, combined_lse[0], equal_nan=True)
+
+
 @pytest.mark.parametrize("chip", [None, "gfx950"])
 def test_parts_are_scaled_as_the_result_is(rng, chip):
     """By the scale of 8-bit values, and for what dropout leaves of the probabilities."""

@@ -292,7 +292,7 @@ def mla_reduce_v1(
     largest = reduced("max", lse[source], -torch.inf)
     shift = largest.masked_fill(largest == -torch.inf, 0)
     weights = (lse[source] - shift[tile_of_part]).exp()
-    sees_keys = largest > -torch.inf
+    sees_keys = largest != -torch.inf
     divisor = reduced("sum", weights, 0).masked_fill(~sees_keys, 1)
     counted = rows[source].masked_fill((weights == 0)[..., None], 0) * weights[..., None]
     combined = reduced("sum", counted, 0) / divisor[..., None]

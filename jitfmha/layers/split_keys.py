@@ -103,7 +103,7 @@ def flash_attn_combine(
 
     Returns:
         ``(out, lse)``, lse being float32 ``(b, sq, hq)``. Where no part has a key, out is 0 and lse
-        -inf.
+        -inf; where the lse of one is NaN or inf, both are NaN.
 
     Raises:
         TypeError, ValueError: an argument breaks a rule; the text names it and its value.
@@ -132,7 +132,7 @@ def flash_attn_combine(
     shift = largest.masked_fill(largest == -torch.inf, 0)
     weights = (lse_partial - shift).exp()
     total = weights.sum(0)
-    sees_keys = largest > -torch.inf
+    sees_keys = largest != -torch.inf
     divisor = total.masked_fill(~sees_keys, 1)
     # What a part without keys holds does not count, whatever it is.
     counted = out_partial.masked_fill((weights == 0)[..., None], 0)
