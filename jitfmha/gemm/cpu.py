@@ -77,7 +77,7 @@ def _int8_product(a: Tensor, b: Tensor, product: Product) -> Tensor:
     batch, m, n, k, _ = product
     if m and n and k and a.dim() == b.dim() == 2:
         return int8_product(a, b)
-    out = torch.zeros(product.shape, dtype=torch.int32)
+    out = a.new_zeros(product.shape, dtype=torch.int32)
     if out.numel() and k:
         matrices = (x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (a, b))
         for to, one, other in zip(out.view(-1, m, n), *matrices, strict=True):
