@@ -2,6 +2,7 @@
 
 import ctypes
 import random
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,6 +13,8 @@ from inputs import DTYPES, Sizes, prefix_sums, random_qkv
 from packed_calls import packed
 from refusals import refused
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from untyped import fmha_fwd
 
 import jitfmha
@@ -23,6 +26,8 @@ from jitfmha.problem.torch_parts import thread_pool
 
 flash_attn_combine: Any = jitfmha.flash_attn_combine
 mha_fwd_splitkv: Any = jitfmha.mha_fwd_splitkv
+
+Call = Callable[[Tensor], Any]
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -128,6 +133,45 @@ def test_parts(rng, seqlen_q):
     )
     torch.testing.assert_close(combined, out, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(combined_lse.transpose(1, 2), lse, atol=1e-5, rtol=1e-5)
+
+
+def traced(call: Call, q: Tensor) -> list[Tensor]:
+    return make_fx(call)(q.new_zeros(q.shape))(q)
+
+
+WATCHED: dict[str, Callable[[Call, Tensor], Any]] = {
+    "the negative bit": lambda call, q: call(torch._neg_view(-q)),
+    "make_fx": traced,
+    "torch.compile": lambda call, q: torch.compile(call, backend="eager", fullgraph=True)(q),
+    "vmap": lambda call, q: [x[0] for x in torch.vmap(call)(q[None])],
+}
+
+
+@pytest.mark.parametrize("way", WATCHED)
+def test_parts_where_somebody_has_to_know_of_them(rng, way):
+    q, k, v = random_qkv(rng, seqlen_q=3, seqlen_k=700)
+
+    def call(q: Tensor) -> Any:
+        return mha_fwd_splitkv(q, k, v, 2)
+
+    for found, expected in zip(WATCHED[way](call, q), call(q), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_parts_of_fake_tensors(rng):
+    """They have no memory; neither have those on meta."""
+    q, k, v = random_qkv(rng, seqlen_q=3, seqlen_k=700)
+    expected = [(x.shape, x.stride(), x.dtype) for x in mha_fwd_splitkv(q, k, v, 2)]
+    with FakeTensorMode() as mode:
+        fakes = mha_fwd_splitkv(*map(mode.from_tensor, (q, k, v)), 2)
+    for found in (fakes, mha_fwd_splitkv(*(x.to("meta") for x in (q, k, v)), 2)):
+        assert [(x.shape, x.stride(), x.dtype) for x in found] == expected
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, q)
+        with refused(NotImplementedError, "q carries a forward-mode tangent"):
+            mha_fwd_splitkv(dual, k, v, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert mha_fwd_splitkv(q, k, v, 2)[0].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

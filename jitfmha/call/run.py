@@ -181,6 +181,28 @@ def run(arguments: Arguments, is_profiled: bool = False) -> tuple[Tensor, Tensor
     return run_prepared(prepared_call(arguments), arguments, is_profiled)
 
 
+def run_parts(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same with the results of each part of the keys, accumulated outputs and their lse."""
+    arguments = arguments._replace(return_lse=True)
+    parts, keys = new_parts(arguments), arguments.keys
+    assert keys is not None
+    out, lse = run(arguments._replace(keys=KeyOptions(keys.block_table, keys.num_splits, *parts)))
+    assert lse is not None
+    return out, lse, *parts
+
+
+def new_parts(arguments: Arguments) -> tuple[Tensor, Tensor]:
+    """Where the results of parts go; parts that are not there see no keys.
+
+    Raises what ``make_problem`` does.
+    """
+    problem, keys, q = make_problem(arguments), arguments.keys, arguments.q
+    assert keys is not None
+    shape = keys.num_splits, *problem.lse_shape
+    lse = q.new_full(shape, -torch.inf, dtype=torch.float32)
+    return q.new_zeros(*shape, problem.hdim_v, dtype=torch.float32), lse
+
+
 def prepared_call(arguments: Arguments) -> PreparedCall:
     """The call, looked up or prepared.
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..call.run import run
+from ..call.pytorch.autocast import under_autocast
+from ..call.pytorch.ops import call_parts_operator
+from ..call.run import run_parts
 from ..problem.arguments import (
     MAX_NUM_SPLITS,
     Arguments,
-    KeyOptions,
     gather_cu_seqlens,
     gather_keys,
 )
@@ -21,6 +22,7 @@ from ..problem.checks import describe, refuse_grad, with_clear_errors
 from ..problem.mask import OPEN_WINDOW
 from ..problem.memory import write_values
 from ..problem.problem import make_problem
+from ..problem.torch_parts import is_any_autocast_enabled, is_watched, refuse_tangents
 from .peer_values import as_int
 
 
@@ -75,13 +77,12 @@ def mha_fwd_splitkv(
         cu_seqlens=cu_seqlens,
         keys=gather_keys(block_table, count, cu_seqlens),
     )
-    problem = make_problem(arguments)
-    lse_accum = q.new_full((count, *problem.lse_shape), -torch.inf, dtype=torch.float32)
-    out_accum = q.new_zeros(*lse_accum.shape, problem.hdim_v, dtype=torch.float32)
-    keys = KeyOptions(block_table, count, out_accum, lse_accum)
-    out, lse = run(arguments._replace(keys=keys))
-    assert lse is not None
-    return out, lse, out_accum, lse_accum
+    refuse_tangents((("q", q), ("k", k), ("v", v)), "attention in parts has")
+    if not (is_watched(q, k, v) or is_any_autocast_enabled()):
+        return run_parts(arguments)
+    if not torch.compiler.is_compiling():
+        make_problem(arguments)
+    return call_parts_operator(under_autocast(arguments))
 
 
 @with_clear_errors

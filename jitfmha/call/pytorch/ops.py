@@ -20,7 +20,7 @@ from ...problem.problem import make_problem
 from ...problem.score_features import Modifiers
 from ...problem.torch_parts import implement, is_profiled
 from ..backward import BackwardArguments, make_backward_problem, new_gradients, run_backward
-from ..run import run
+from ..run import new_parts, run, run_parts
 
 _SCHEMAS = {
     **{name: f"Tensor {name}" for name in ("q", "k", "v", "dout", "lse")},
@@ -58,6 +58,15 @@ library.define(
     f"fmha_bwd({_schema(BACKWARD_NAMES, out='Tensor out')}) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)"
 )
+# Of the results of parts of the keys, which have no gradients.
+PARTS_NAMES = (
+    *("q", "k", "v", "softmax_scale", "mask", "window_size", "cu_seqlens_q", "cu_seqlens_k"),
+    *("max_seqlen_q", "max_seqlen_k", "block_table", "num_splits"),
+)
+library.define(
+    f"mha_fwd_splitkv({_schema(PARTS_NAMES)}) -> "
+    "(Tensor out, Tensor lse, Tensor out_accum, Tensor lse_accum)"
+)
 _NUMBERS = {"0": 0, "1": 1, "2": 2}
 
 
@@ -70,6 +79,17 @@ def call_operator(arguments: Arguments, deterministic: bool | None) -> tuple[Ten
         results: tuple[Tensor, Tensor] = torch.ops.jitfmha.fmha_fwd(*[flat[x] for x in NAMES])
         return results
     return out, torch.ops.jitfmha.fmha_fwd_out(*[flat[x] for x in NAMES_WITH_OUT])
+
+
+Parts = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def call_parts_operator(arguments: Arguments) -> Parts:
+    """Go through torch's dispatcher: the results for all keys, and those for each part of them."""
+    flat = arguments.flattened()
+    flat["mask"] = _mask_as_text(flat["mask"])
+    results: Parts = torch.ops.jitfmha.mha_fwd_splitkv(*[flat[x] for x in PARTS_NAMES])
+    return results
 
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -138,6 +158,15 @@ def _fmha_fwd_out(*given: Any) -> Tensor:
     return _lse_or_empty(arguments.q, lse)
 
 
+def _mha_fwd_splitkv(*given: Any) -> Parts:
+    return run_parts(arguments_of(PARTS_NAMES, given))
+
+
+def _mha_fwd_splitkv_fake(*given: Any) -> Parts:
+    arguments = arguments_of(PARTS_NAMES, given)._replace(return_lse=True)
+    return *_fake_results(arguments), *new_parts(arguments)
+
+
 def _fmha_fwd_fake(*given: Any) -> tuple[Tensor, Tensor]:
     return _fake_results(arguments_of(NAMES, given))
 
@@ -202,6 +231,7 @@ for _name, _kernel, _fake in (
     ("fmha_fwd", _fmha_fwd, _fmha_fwd_fake),
     ("fmha_fwd_out", _fmha_fwd_out, _fmha_fwd_out_fake),
     ("fmha_bwd", _fmha_bwd, _fmha_bwd_fake),
+    ("mha_fwd_splitkv", _mha_fwd_splitkv, _mha_fwd_splitkv_fake),
 ):
     implement(library, _name, _kernel, _fake)
 library.impl("fmha_fwd_out", _fmha_fwd_out_resolved, "Negative")
