@@ -10,8 +10,9 @@ from torch import Generator, Tensor
 
 from ..layers.peer_values import ends_in, int32_vector, sums_of, with_contiguous_rows
 from ..problem.arguments import Options
-from ..problem.checks import can_be_read, check_layout, describe
+from ..problem.checks import check_layout, describe
 from ..problem.packed_pages import are_packed, shape_of_keys
+from ..problem.torch_parts import can_be_read
 from .forward import Attention, Results, called_by_models, forward_group
 
 

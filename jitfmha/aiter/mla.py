@@ -28,7 +28,6 @@ from ..layers.peer_values import (
 )
 from ..problem.arguments import Options
 from ..problem.checks import (
-    can_be_read,
     describe,
     not_a_tensor,
     refuse_given,
@@ -36,6 +35,7 @@ from ..problem.checks import (
     with_clear_errors,
 )
 from ..problem.dtypes import out_dtype_of
+from ..problem.torch_parts import can_be_read
 from .batch_prefill import lists_of_pages
 from .paged import NAMES_OF_PROJECTED, attend_projected, pages_of_table, refuse_segments
 

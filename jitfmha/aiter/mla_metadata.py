@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ..layers.peer_values import as_flag, as_int, drop_without_effect, ends_in, int32_vector
 from ..problem.checks import (
-    can_be_read,
     check_layout,
     describe,
     not_a_tensor,
@@ -29,6 +28,7 @@ from ..problem.checks import (
     with_clear_errors,
 )
 from ..problem.memory import write_values, write_zeros
+from ..problem.torch_parts import can_be_read
 from .paged import NAMES_OF_PROJECTED, attend_projected
 
 Shape = int | tuple[int, ...]

@@ -27,7 +27,6 @@ from ..layers.peer_values import (
 )
 from ..problem.arguments import Arguments, Options
 from ..problem.checks import (
-    can_be_read,
     describe,
     not_a_tensor,
     require_cu_seqlens,
@@ -36,6 +35,7 @@ from ..problem.checks import (
 from ..problem.dropout import new_rng_state
 from ..problem.float64_reference import signed_probabilities
 from ..problem.mask import OPEN_WINDOW
+from ..problem.torch_parts import can_be_read
 
 
 class Attended(NamedTuple):

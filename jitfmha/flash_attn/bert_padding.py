@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..layers.peer_values import as_int
-from ..problem.checks import can_be_read, check_layout, describe, not_a_tensor, with_clear_errors
+from ..problem.checks import check_layout, describe, not_a_tensor, with_clear_errors
+from ..problem.torch_parts import can_be_read
 
 __all__ = [
     "index_first_axis",

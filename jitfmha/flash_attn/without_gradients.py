@@ -30,7 +30,6 @@ from ..layers.peer_values import (
 )
 from ..problem.arguments import AttentionOptions
 from ..problem.checks import (
-    can_be_read,
     check_layout,
     describe,
     not_a_tensor,
@@ -38,6 +37,7 @@ from ..problem.checks import (
 )
 from ..problem.memory import write_zeros
 from ..problem.packed_rows import sequences_of_rows
+from ..problem.torch_parts import can_be_read
 from .attend import attend
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]  # out, softmax_lse, S_dmask, rng_state

@@ -29,7 +29,6 @@ from ..problem.arguments import (
     new_tuple,
 )
 from ..problem.checks import (
-    can_be_read,
     check_layout,
     describe,
     not_a_tensor,
@@ -42,7 +41,7 @@ from ..problem.packed_pages import DIMENSIONS as PACKED_DIMENSIONS
 from ..problem.packed_pages import are_packed, check_packed_shape, shape_of_keys, shape_of_values
 from ..problem.problem import make_problem
 from ..problem.score_features import gather_modifiers
-from ..problem.torch_parts import is_any_autocast_enabled, is_watched
+from ..problem.torch_parts import can_be_read, is_any_autocast_enabled, is_watched
 from ..rows.heads.interface import run_or_trace
 from ..rows.heads.problem import HeadArguments
 from ..rows.heads.run import prepared_heads

@@ -194,11 +194,6 @@ def describe(value: object) -> str:
     return repr(value)
 
 
-def can_be_read(x: Tensor) -> bool:
-    """Whether a check may look at values: not on a GPU, which it would wait for, nor in a trace."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
 def check_layout(name: str, x: Tensor) -> None:
     """Raise ``TypeError`` for a tensor without strides, or one of several lengths."""
     if x.is_nested:

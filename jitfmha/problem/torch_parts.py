@@ -80,6 +80,23 @@ def is_watched(x: Any, y: Any, z: Any, *others: Any) -> bool:
     return False
 
 
+_FakeTensor: Any = _part("_subclasses.FakeTensor", ())
+_is_batched: Callable[[Tensor], bool] = _part("_C._functorch.is_batchedtensor", lambda _: False)
+
+
+def can_be_read(x: Tensor) -> bool:
+    """Whether a check may look at values: not on a GPU, which it would wait for.
+
+    Nor in a trace, of fake tensors, which have none, and of those of many examples of a vmap.
+    """
+    return (
+        x.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not isinstance(x, _FakeTensor)
+        and not _is_batched(x)
+    )
+
+
 def is_profiled() -> bool:
     """Whether torch's profiler is on; without torch's word for it a call is named anyway."""
     return bool(getattr(profiler, "_is_profiler_enabled", True))

@@ -20,6 +20,7 @@ from ....problem.checks import (
 )
 from ....problem.memory import overlaps_itself, write_values
 from ....problem.packed_rows import sequences_of_rows
+from ....problem.torch_parts import can_be_read
 
 __all__ = ["apply_rotary"]
 
@@ -81,7 +82,7 @@ def apply_rotary(
     if max_seqlen is not None:
         as_int("max_seqlen", max_seqlen)
     position = _positions(x, seqlen_offsets, cu_seqlens)
-    if x.device.type == "cpu" and position.numel():
+    if can_be_read(position) and position.numel():
         first, last = int(position.min()), int(position.max())
         if first < 0 or last >= cos.shape[0]:
             raise ValueError(
