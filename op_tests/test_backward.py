@@ -187,12 +187,14 @@ def check_group_mode(rng: torch.Generator, dtype: str, mask: dict[str, Any]) -> 
             *(dout, dlse, q, k, v),
         )
         assert_gradients_close(actual, expected, dout, q, k, v)
-        unused = ~call.sequences.used_rows(1)
-        given = {f"d{name}": torch.full_like(getattr(call, name), 7.0) for name in "qkv"}
-        fmha_bwd(*inputs, dlse=dlse, **given, **options)
-        assert torch.equal(given["dk"][~unused], actual[1][~unused])
-        assert (given["dk"][unused] == 7.0).all()
-        assert (given["dv"][unused] == 7.0).all()
+        # Past torch's dispatcher, and through it.
+        for last_input in (lse, torch._neg_view(-lse)):
+            given = {f"d{name}": torch.full_like(getattr(call, name), 7.0) for name in "qkv"}
+            fmha_bwd(*inputs[:-1], last_input, dlse=dlse, **given, **options)
+            for written, new, side in zip(given.values(), actual, (0, 1, 1), strict=True):
+                used = call.sequences.used_rows(side)
+                assert torch.equal(written[used], new[used])
+                assert (written[~used] == 7.0).all()
 
 
 @drawn_dtypes(1)
