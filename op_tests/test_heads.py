@@ -213,6 +213,8 @@ LEAF = torch.zeros(2, 3, 2, 8, requires_grad=True)
         ({**BEHIND, **FP8, "v_scale": torch.ones(3)}, ValueError, r"v_scale.*shape \(3,\)"),
         ({"eps": -1.0}, ValueError, "eps is -1.0"),
         ({"k": LEAF}, NotImplementedError, "k requires grad"),
+        ({"cos": COS, "sin": torch.nn.Parameter(COS)}, NotImplementedError, "sin requires grad"),
+        ({**BEHIND, "k_cache": LEAF}, NotImplementedError, "k_cache requires grad"),
         ({"interleaved": 1}, TypeError, "interleaved must be a bool"),
     ],
 )
@@ -221,3 +223,14 @@ def test_refusals_name_the_argument_and_its_value(changes, error, text):
     with pytest.raises(error, match=text):
         qk_norm_rope_cache(**({"q": Q, "k": K} | changes))
     assert not CACHE["k_cache"].any()
+
+
+def test_tangents_are_refused():
+    """They would be lost."""
+    with torch.autograd.forward_ad.dual_level():
+        k = torch.autograd.forward_ad.make_dual(K, K)
+        with pytest.raises(NotImplementedError, match="k carries a forward-mode tangent"):
+            qk_norm_rope_cache(Q, k, cos=COS, sin=COS)
+        caches = [CACHE[name].clone() for name in ("k_cache", "v_cache")]
+        with pytest.raises(NotImplementedError, match="k carries a forward-mode tangent"):
+            jitfmha.flash_attn_with_kvcache(Q, *caches, k, K, cache_seqlens=1)

@@ -245,7 +245,11 @@ def test_broken_rules(rng):
         fmha_bwd(out, q, k, v, out, lse, dsink=torch.zeros(2))
 
 
-def test_alibi_slopes_have_no_gradient(rng):
+def test_alibi_slopes_and_scales_have_no_gradient(rng):
     q, k, v = random_qkv(rng)
     with pytest.raises(NotImplementedError, match="alibi_slopes requires grad"):
         fmha_fwd(q, k, v, alibi_slopes=torch.ones(2, requires_grad=True))
+    eight_bits = [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
+    scales = {f"{name}_descale": torch.ones(1, requires_grad=name == "k") for name in "qkv"}
+    with pytest.raises(NotImplementedError, match="k_descale requires grad"):
+        fmha_fwd(*eight_bits, **scales)

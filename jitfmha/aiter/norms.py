@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..problem.checks import refuse_grad, with_clear_errors
+from ..problem.checks import with_clear_errors
 from ..problem.memory import write_values
+from ..problem.torch_parts import refuse_derivatives
 from ..rows.interface import layer_norm as _layer_norm
 from ..rows.interface import rms_norm as _rms_norm
 
@@ -61,7 +62,9 @@ def rmsnorm2d_fwd_with_add(
     Either may be the input that it comes from. With ``gemma_norm`` the weight is ``weight + 1``.
     There are no gradients. Raises as :func:`rms_norm`.
     """
-    refuse_grad("rmsnorm2d_fwd_with_add", input=input, residual_in=residual_in, weight=weight)
+    refuse_derivatives(
+        "rmsnorm2d_fwd_with_add", input=input, residual_in=residual_in, weight=weight
+    )
     _refuse_model_sensitive(use_model_sensitive_rmsnorm)
     if gemma_norm:
         weight = weight.float() + 1

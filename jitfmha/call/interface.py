@@ -303,6 +303,7 @@ def fmha_fwd(
             or k.requires_grad
             or v.requires_grad
             or (out is not None and requires_any_grad(out))
+            or (descales is not None and requires_any_grad(*descales))
             or (modifiers is not None and requires_any_grad(*modifiers))
         )
     ):

@@ -32,7 +32,6 @@ from ..problem.checks import (
     check_layout,
     describe,
     not_a_tensor,
-    refuse_grad,
     requires_any_grad,
     with_clear_errors,
 )
@@ -41,7 +40,12 @@ from ..problem.packed_pages import DIMENSIONS as PACKED_DIMENSIONS
 from ..problem.packed_pages import are_packed, check_packed_shape, shape_of_keys, shape_of_values
 from ..problem.problem import make_problem
 from ..problem.score_features import gather_modifiers
-from ..problem.torch_parts import can_be_read, is_any_autocast_enabled, is_watched
+from ..problem.torch_parts import (
+    can_be_read,
+    is_any_autocast_enabled,
+    is_watched,
+    refuse_derivatives,
+)
 from ..rows.heads.interface import run_or_trace
 from ..rows.heads.problem import HeadArguments
 from ..rows.heads.run import prepared_heads
@@ -147,8 +151,9 @@ def flash_attn_with_kvcache(
     )
     given = [x for x in call[3:] if x is not None]
     if torch.is_grad_enabled() and requires_any_grad(q, k_cache, v_cache, *given):
-        refuse_grad("flash_attn_with_kvcache", **call._asdict())
+        refuse_derivatives("flash_attn_with_kvcache", **call._asdict())
     if is_watched(q, k_cache, v_cache, *given) or is_any_autocast_enabled():
+        refuse_derivatives("flash_attn_with_kvcache", **call._asdict())
         return _Step((call, choices))(call, length)
     step = looked_up("kv_cache", choices, call, _Step.kept, (call, choices))
     result: Tensor | tuple[Tensor, Tensor] = step(call, length)

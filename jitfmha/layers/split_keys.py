@@ -18,11 +18,11 @@ from ..problem.arguments import (
     gather_cu_seqlens,
     gather_keys,
 )
-from ..problem.checks import describe, refuse_grad, with_clear_errors
+from ..problem.checks import describe, with_clear_errors
 from ..problem.mask import OPEN_WINDOW
 from ..problem.memory import write_values
 from ..problem.problem import make_problem
-from ..problem.torch_parts import is_any_autocast_enabled, is_watched, refuse_tangents
+from ..problem.torch_parts import is_any_autocast_enabled, is_watched, refuse_derivatives
 from .peer_values import as_int
 
 
@@ -64,7 +64,7 @@ def mha_fwd_splitkv(
         NotImplementedError: what no kernel serves; also inputs that require grad while grad mode is
             on, because the parts have no backward pass.
     """
-    refuse_grad("mha_fwd_splitkv", q=q, k=k, v=v)
+    refuse_derivatives("mha_fwd_splitkv", q=q, k=k, v=v)
     count = as_int("num_splits", num_splits)
     if not 1 <= count <= MAX_NUM_SPLITS:
         raise ValueError(f"num_splits={num_splits!r} must be a number from 1 to {MAX_NUM_SPLITS}")
@@ -77,7 +77,6 @@ def mha_fwd_splitkv(
         cu_seqlens=cu_seqlens,
         keys=gather_keys(block_table, count, cu_seqlens),
     )
-    refuse_tangents((("q", q), ("k", k), ("v", v)), "attention in parts has")
     if not (is_watched(q, k, v) or is_any_autocast_enabled()):
         return run_parts(arguments)
     if not torch.compiler.is_compiling():

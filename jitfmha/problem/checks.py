@@ -153,18 +153,6 @@ def refuse_given(**optional: object) -> None:
             )
 
 
-def refuse_grad(function: str, **tensors: object) -> None:
-    """Raise ``NotImplementedError`` where a gradient is asked for of a function without one."""
-    if not torch.is_grad_enabled():
-        return
-    for name, x in tensors.items():
-        if isinstance(x, Tensor) and x.requires_grad:
-            raise NotImplementedError(
-                f"{name} requires grad; {function} has no backward pass: call it under "
-                "torch.no_grad()"
-            )
-
-
 def result_requires_grad(name: str) -> NotImplementedError:
     """Refuse a tensor to be written that requires grad, as torch's own functions do."""
     return NotImplementedError(

@@ -121,6 +121,19 @@ def refuse_tangents(named: Iterable[tuple[str, Tensor]], what_has: str) -> None:
             )
 
 
+def refuse_derivatives(function: str, **tensors: object) -> None:
+    """Raise ``NotImplementedError`` where a derivative is asked for of a function without one."""
+    if torch.is_grad_enabled():
+        for name, x in tensors.items():
+            if isinstance(x, Tensor) and x.requires_grad:
+                raise NotImplementedError(
+                    f"{name} requires grad; {function} has no backward pass: call it under "
+                    "torch.no_grad()"
+                )
+    named = ((name, x) for name, x in tensors.items() if isinstance(x, Tensor))
+    refuse_tangents(named, f"{function} has")
+
+
 number_of_function_modes: Callable[[], int] = _part("_C._len_torch_function_stack", lambda: 1)
 function_modes: Callable[[], list[Any]] = _part(
     "overrides._get_current_function_mode_stack", lambda: [None]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...problem.checks import check_flags, refuse_grad, with_clear_errors
-from ...problem.torch_parts import is_watched
+from ...problem.checks import check_flags, requires_any_grad, with_clear_errors
+from ...problem.torch_parts import has_forward_mode, is_watched, refuse_derivatives
 from .ops import call_operator
 from .problem import HeadArguments
 from .run import run_heads
@@ -83,7 +83,6 @@ def qk_norm_rope_cache(
         jitfmha.BuildError: the kernel could not be compiled on first use.
     """
     check_flags(interleaved=interleaved, inplace=inplace)
-    refuse_grad("qk_norm_rope_cache", q=q, k=k, v=v, q_weight=q_weight, k_weight=k_weight)
     q_out = _result(q, q_weight, cos, inplace=inplace)
     k_out = None
     if inplace or k_cache is None:
@@ -92,6 +91,8 @@ def qk_norm_rope_cache(
         *(q, k, v, q_out, k_out, q_weight, k_weight, cos, sin, positions, k_cache, v_cache, slots),
         *(cache_seqlens, block_table, cache_batch_idx, k_scale, v_scale, eps, interleaved),
     )
+    if requires_any_grad(*arguments.tensors) or has_forward_mode():
+        refuse_derivatives("qk_norm_rope_cache", **arguments._asdict())
     run_or_trace(arguments)
     if inplace or (k_out is None and k_cache is None):
         k_out = k
