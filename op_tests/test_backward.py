@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fresh_calls import fresh_calls
-from inputs import DTYPES, Sizes, lay_out, random_qkv
+from inputs import DTYPES, Sizes, lay_out, prefix_sums, random_qkv
 from packed_calls import packed
 from refusals import Refusal, refused
 from subprocesses import run_python
@@ -195,6 +195,23 @@ def check_group_mode(rng: torch.Generator, dtype: str, mask: dict[str, Any]) -> 
                 used = call.sequences.used_rows(side)
                 assert torch.equal(written[used], new[used])
                 assert (written[~used] == 7.0).all()
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 0]])
+def test_given_gradients_without_queries(rng, lengths):
+    """Keys that no query sees have the gradient 0; rows of no sequence stay as they are."""
+    q, k, v = (x[0] for x in random_qkv(rng, seqlen_q=0, hdim=HDIM, hdim_v=HDIM_V))
+    lengths_k = [3, 2][: len(lengths)]
+    sums = {"cu_seqlens_q": prefix_sums(lengths), "cu_seqlens_k": prefix_sums(lengths_k)}
+    out, lse = fmha_fwd(q, k, v, return_lse=True, **sums)
+    for last_input in (lse, torch._neg_view(-lse)):
+        given = [torch.full_like(x, 7.0) for x in (q, k, v)]
+        rooms = dict(zip(("dq", "dk", "dv"), given, strict=True))
+        fmha_bwd(out, q, k, v, out, last_input, **rooms, **sums)
+        used = sum(lengths_k)
+        for x in given[1:]:
+            assert (x[:used] == 0).all()
+            assert (x[used:] == 7.0).all()
 
 
 @drawn_dtypes(1)

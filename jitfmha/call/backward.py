@@ -76,6 +76,15 @@ class BackwardArguments(NamedTuple):
         q, k, v = self.forward[:3]
         return ("dq", self.dq, q), ("dk", self.dk, k), ("dv", self.dv, v)
 
+    def used_rows(self) -> tuple[Tensor | None, ...]:
+        """Which rows of dq, dk and dv belong to a sequence; None where all do, as in gm0."""
+        sums = self.forward.cu_seqlens
+        if sums is None:
+            return None, None, None
+        q, k, _ = self.forward[:3]
+        of_k = sums.used_rows("k", len(k))
+        return sums.used_rows("q", len(q)), of_k, of_k
+
 
 class Results(NamedTuple):
     """What a backward pass computes; ``dbias`` and ``dsink`` where they are wanted."""
@@ -255,8 +264,9 @@ def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results
     dbias = _zeros_for_dbias(prepared.problem, forward) if with_dbias else None
     launch = prepared.launch
     if launch is None:
-        for x in (new_dq, new_dk, new_dv):
-            write_zeros(x)
+        rows, given_ones = arguments.used_rows(), (dq, dk, dv)
+        for x, used, given in zip((new_dq, new_dk, new_dv), rows, given_ones, strict=True):
+            write_zeros(x, None if given is None else used)
     else:
         gradients = new_tuple(Gradients, (dout, dlse, new_dq, new_dk, new_dv, dbias))
         launch(

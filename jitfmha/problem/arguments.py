@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 from .checks import describe, refuse_unexpected
 from .features import Feature
 from .mask import INT64_MAX, OPEN_WINDOW, Mask
+from .packed_rows import sequences_of_rows
 from .page_lists import are_lists
 from .score_features import (
     NUMBER_FEATURES,
@@ -141,6 +142,11 @@ class CuSeqlens(NamedTuple):
     def is_padded(self, has_pages: bool) -> bool:
         """Whether there may be unused rows between the sequences, of keys where these are rows."""
         return self.q_padded is not self.q or not (has_pages or self.k_padded is self.k)
+
+    def used_rows(self, side: str, rows: int) -> Tensor:
+        """Whether each row of q, or of k and v, belongs to a sequence, beside heads and columns."""
+        sums = (self.q, self.q_padded) if side == "q" else (self.k, self.k_padded)
+        return sequences_of_rows(rows, *sums)[2][:, None, None]
 
     def named(self) -> tuple[tuple[str, Tensor], ...]:
         """The prefix sums under the names of their arguments."""

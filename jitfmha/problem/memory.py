@@ -21,10 +21,10 @@ def write_zeros(to: Tensor, where: Tensor | None = None) -> None:
             to.masked_fill_(where, 0)
 
 
-def write_values(to: Tensor, values: Tensor) -> None:
-    """Copy values to a tensor of the caller's."""
+def write_values(to: Tensor, values: Tensor, where: Tensor | None = None) -> None:
+    """Copy values to a tensor of the caller's, likewise."""
     with _may_write(to):
-        to.copy_(values)
+        to.copy_(values if where is None else torch.where(where, values.to(to.dtype), to))
 
 
 def _may_write(to: Tensor) -> AbstractContextManager[object]:

@@ -20,7 +20,6 @@ from ...planning.target import CpuTarget
 from ...problem.arguments import Arguments, CuSeqlens, new_tuple
 from ...problem.checks import requires_any_grad, result_requires_grad
 from ...problem.memory import write_values
-from ...problem.packed_rows import sequences_of_rows
 from ...problem.problem import GradientStrides, Problem, make_problem
 from ...problem.torch_parts import (
     apply_at_one_level,
@@ -218,21 +217,18 @@ def differentiate(arguments: BackwardArguments) -> Results:
         join_flop_counters()
         make_backward_problem(arguments)
     dq, dk, dv, dbias, dsink = call_backward_operator(arguments)
-    given, sums = [x for _, x, _ in arguments.outputs()], forward.cu_seqlens
-    of_q, of_k = ((), ()) if sums is None else ((sums.q, sums.q_padded), (sums.k, sums.k_padded))
-    dq, dk, dv = map(_in_given, (dq, dk, dv), given, (of_q, of_k, of_k))
+    given = arguments.dq, arguments.dk, arguments.dv
+    if any(x is not None for x in given):
+        dq, dk, dv = map(_in_given, (dq, dk, dv), given, arguments.used_rows())
     wanted = arguments.with_dbias, arguments.with_dsink
     return Results(dq, dk, dv, dbias if wanted[0] else None, dsink if wanted[1] else None)
 
 
-def _in_given(new: Tensor, given: Tensor | None, sums: tuple[Tensor, ...]) -> Tensor:
+def _in_given(new: Tensor, given: Tensor | None, used: Tensor | None) -> Tensor:
     """A gradient in the tensor that is given for it, of which unused rows stay as they are."""
     if given is None:
         return new
-    if sums:
-        is_used = sequences_of_rows(len(new), *sums)[2]
-        new = new.where(is_used[:, None, None], given)
-    write_values(given, new)
+    write_values(given, new, used)
     return given
 
 

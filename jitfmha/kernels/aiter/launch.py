@@ -15,9 +15,8 @@ from ...amd.kernel_arguments import (
 )
 from ...jit.shared_struct import SharedStruct
 from ...planning.target import AmdTarget
-from ...problem.arguments import CuSeqlens, Tensors
+from ...problem.arguments import Tensors
 from ...problem.memory import write_values, write_zeros
-from ...problem.packed_rows import sequences_of_rows
 from ...problem.problem import Problem, Strides
 from ..launcher import AITER_BACKWARD, AITER_BACKWARD_TENSORS, Launcher
 from .choice import BackwardChoice
@@ -138,14 +137,14 @@ class AiterBackwardLaunch:
         if self._converts_dq:
             cvt = self._problem.bf16_cvt if self._problem.dtype == "bf16" else "rtne"
             heads_first = between.as_strided(*_sums_as_dq(self._problem))
-            used = _used_rows(seqlen_q, cu_seqlens, "q") if keeps_rows_q else None
-            _write(dq, prepared_for_bf16(heads_first, cvt), used)
+            used = cu_seqlens.used_rows("q", seqlen_q) if cu_seqlens and keeps_rows_q else None
+            write_values(dq, prepared_for_bf16(heads_first, cvt), used)
         elif self._adds_to_dq and sum_of_dq is not dq:
             write_values(dq, sum_of_dq)
         if each_dk is not dk:
-            used = _used_rows(seqlen_k, cu_seqlens, "k") if keeps_rows_k else None
-            _write(dk, self._summed(each_dk), used)
-            _write(dv, self._summed(each_dv), used)
+            used = cu_seqlens.used_rows("k", seqlen_k) if cu_seqlens and keeps_rows_k else None
+            write_values(dk, self._summed(each_dk), used)
+            write_values(dv, self._summed(each_dv), used)
 
     def _has_unused_rows(self, sums: Tensor, padded: Tensor, rows: int) -> bool:
         """Whether there may be rows of no sequence, which stay as they are."""
@@ -220,19 +219,6 @@ def _is_contiguous(problem: Problem) -> bool:
             return False
         expected *= size
     return True
-
-
-def _used_rows(rows: int, cu_seqlens: CuSeqlens | None, side: str) -> Tensor:
-    """Whether each row belongs to a sequence, in a shape that goes with heads and columns."""
-    assert cu_seqlens is not None
-    sums = (
-        (cu_seqlens.q, cu_seqlens.q_padded) if side == "q" else (cu_seqlens.k, cu_seqlens.k_padded)
-    )
-    return sequences_of_rows(rows, *sums)[2][:, None, None]
-
-
-def _write(to: Tensor, values: Tensor, used: Tensor | None) -> None:
-    write_values(to, values if used is None else torch.where(used, values.to(to.dtype), to))
 
 
 def prepared_for_bf16(sums: Tensor, bf16_cvt: str) -> Tensor:
