@@ -163,6 +163,8 @@ def test_aiter_writes_into_caches(rng):
         aiter.reshape_and_cache_flash(k, v, k[None], v[None], slots, "fp8", *scales)
     with pytest.raises(NotImplementedError, match="kv_cache_dtype is 'int4'"):
         aiter.reshape_and_cache_flash(k, v, *caches, slots, "int4", *scales)
+    with pytest.raises(TypeError, match="slot_mapping must be"):
+        aiter.reshape_and_cache_flash(k, v, *caches, None, "auto")
     with pytest.raises(NotImplementedError, match="asm_layout is False"):
         aiter.reshape_and_cache(k, v, *caches, slots, "auto")
 
@@ -209,6 +211,10 @@ LEAF = torch.zeros(2, 3, 2, 8, requires_grad=True)
         ({**BEHIND, "cache_batch_idx": LENGTHS}, ValueError, "cache_batch_idx names sequence 5"),
         ({**BEHIND, "slots": torch.full((2, 3), 18)}, ValueError, "has slot 18; k_cache has 18"),
         ({**BEHIND, "v_cache": torch._neg_view(CACHE["v_cache"])}, ValueError, "negative bit"),
+        (
+            {**BEHIND, "k_cache": CACHE["k_cache"][:1].expand(2, -1, -1, -1)},
+            *(ValueError, r"k_cache has strides \(0, .*elements are one"),
+        ),
         ({**BEHIND, "k_scale": torch.ones(1)}, ValueError, "k_scale is the scale of 8 bits"),
         ({**BEHIND, **FP8, "v_scale": torch.ones(3)}, ValueError, r"v_scale.*shape \(3,\)"),
         ({"eps": -1.0}, ValueError, "eps is -1.0"),

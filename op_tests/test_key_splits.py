@@ -312,6 +312,12 @@ def test_combine(rng):
         ({"lse_partial": torch.zeros(2, 1, 3)}, ValueError, ["lse_partial", "(2, 1, 3)"]),
         ({"lse_partial": torch.zeros(2, 1, 3, 5)}, ValueError, ["lse_partial", "(2, 1, 3, 5)"]),
         ({"out": torch.zeros(1, 3, 4, 7)}, ValueError, ["out", "(1, 3, 4, 7)"]),
+        ({"out": torch.zeros(1, 3, 4, 8).int()}, TypeError, ["out", "int32"]),
+        (
+            {"lse_partial": torch.zeros(2, 1, 3, 4, device="meta")},
+            ValueError,
+            ["lse_partial", "meta"],
+        ),
         (
             {"out": torch.zeros(1, 3, 4, 8), "out_dtype": torch.float16},
             ValueError,

@@ -40,6 +40,16 @@ def test_what_aiter_has_and_this_has_not(rng):
     weight.requires_grad_()
     with pytest.raises(NotImplementedError, match="weight requires grad"):
         aiter.rmsnorm2d_fwd_with_add(x, x, x, x, weight, 1e-5)
+    weight = weight.detach()
+    for out, error, text in (
+        (None, ValueError, "out is None"),
+        (x.expand(2, 5, 40), ValueError, r"out is .* expected a tensor of shape \(5, 40\)"),
+        (x.int(), TypeError, "out has dtype torch.int32"),
+    ):
+        with pytest.raises(error, match=text):
+            aiter.rmsnorm2d_fwd_with_add(out, x, x, x, weight, 1e-5)
+        with pytest.raises(error, match=f"residual_{text}"):
+            aiter.rmsnorm2d_fwd_with_add(torch.empty_like(x), x, x, out, weight, 1e-5)
     with pytest.raises(ValueError, match=r"weight has shape \(39,\)"):
         aiter.rms_norm(x, weight[1:], 1e-5)
 

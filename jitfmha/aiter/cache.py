@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..problem.checks import describe, with_clear_errors
+from ..problem.checks import describe, not_a_tensor, with_clear_errors
 from ..problem.packed_pages import are_packed
 from ..rows.heads.interface import qk_norm_rope_cache
 from .dtypes import fp8_of
@@ -53,6 +53,8 @@ def reshape_and_cache_flash(
         raise NotImplementedError(
             f"kv_cache_dtype is {kv_cache_dtype!r}; choose 'auto' or one of {', '.join(_FP8)}"
         )
+    if not isinstance(slot_mapping, Tensor):
+        raise not_a_tensor("slot_mapping", slot_mapping)
     tokens = slot_mapping.shape[0]
     has_scales = key_cache.element_size() == 1
     qk_norm_rope_cache(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..layers.peer_values import check_out, written_to
 from ..problem.checks import with_clear_errors
-from ..problem.memory import write_values
 from ..problem.torch_parts import refuse_derivatives
 from ..rows.interface import layer_norm as _layer_norm
 from ..rows.interface import rms_norm as _rms_norm
@@ -69,8 +69,9 @@ def rmsnorm2d_fwd_with_add(
     if gemma_norm:
         weight = weight.float() + 1
     result, total = _rms_norm(input, weight, eps=epsilon, residual=residual_in)
-    write_values(out, result)
-    write_values(residual_out, total)
+    check_out("residual_out", residual_out, total)
+    written_to(out, result)
+    written_to(residual_out, total, name="residual_out")
 
 
 @with_clear_errors

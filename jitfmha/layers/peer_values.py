@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..problem.arguments import Options
-from ..problem.checks import check_layout, describe, with_clear_errors
+from ..problem.checks import check_all_beside, check_layout, describe, with_clear_errors
 from ..problem.dtypes import EIGHT_BIT_DTYPES, FP8_NAMES
 from ..problem.mask import INT64_MAX, OPEN_WINDOW
 from ..problem.memory import overlaps_itself, write_values
@@ -252,22 +252,14 @@ def softmax_delta(dout: Tensor, out: Tensor) -> Tensor:
     return (dout.float() * out.float()).sum(-1).transpose(-1, -2).contiguous()
 
 
-def written_to(out: Tensor | None, result: Tensor, output_scale: Tensor | None = None) -> Tensor:
+def written_to(
+    out: Tensor | None, result: Tensor, output_scale: Tensor | None = None, name: str = "out"
+) -> Tensor:
     """``result`` in an ``out`` of any dtype; with ``output_scale`` divided by it.
 
     Where ``out`` has 8 bits it holds the nearest that it can.
     """
-    if not isinstance(out, Tensor) or out.shape != result.shape:
-        raise ValueError(
-            f"out is {describe(out)}; expected a tensor of shape {tuple(result.shape)}, of the "
-            "dtype that is to be written"
-        )
-    if out.requires_grad:
-        raise ValueError("out requires grad; what is written to it has no gradient")
-    if out.dtype not in (*FP8_NAMES, torch.bfloat16, torch.float16, torch.float32):
-        raise TypeError(f"out has dtype {out.dtype}; it must be fp8 (e4m3), bf16, fp16 or fp32")
-    if overlaps_itself(out):
-        raise ValueError(f"out has strides {out.stride()} with which its elements overlap")
+    out = check_out(name, out, result)
     if output_scale is not None:
         if not isinstance(output_scale, Tensor) or output_scale.numel() != 1:
             raise ValueError(
@@ -278,6 +270,29 @@ def written_to(out: Tensor | None, result: Tensor, output_scale: Tensor | None =
         largest = torch.finfo(out.dtype).max
         result = result.clamp(-largest, largest)
     write_values(out, result)
+    return out
+
+
+_WRITTEN_DTYPES = (*FP8_NAMES, torch.bfloat16, torch.float16, torch.float32)
+
+
+def check_out(name: str, out: Tensor | None, like: Tensor) -> Tensor:
+    """``out``, to which a result with the shape of ``like`` can be written.
+
+    Raises ``TypeError`` or ``ValueError`` where it cannot.
+    """
+    if not isinstance(out, Tensor) or out.shape != like.shape:
+        raise ValueError(
+            f"{name} is {describe(out)}; expected a tensor of shape {tuple(like.shape)}, of the "
+            "dtype that is to be written"
+        )
+    check_all_beside((("the result", like), (name, out)))
+    if out.requires_grad:
+        raise ValueError(f"{name} requires grad; what is written to it has no gradient")
+    if out.dtype not in _WRITTEN_DTYPES:
+        raise TypeError(f"{name} has dtype {out.dtype}; it must be fp8 (e4m3), bf16, fp16 or fp32")
+    if overlaps_itself(out):
+        raise ValueError(f"{name} has strides {out.stride()} with which its elements overlap")
     return out
 
 

@@ -18,12 +18,11 @@ from ..problem.arguments import (
     gather_cu_seqlens,
     gather_keys,
 )
-from ..problem.checks import describe, with_clear_errors
+from ..problem.checks import check_all_beside, describe, with_clear_errors
 from ..problem.mask import OPEN_WINDOW
-from ..problem.memory import write_values
 from ..problem.problem import make_problem
 from ..problem.torch_parts import is_any_autocast_enabled, is_watched, refuse_derivatives
-from .peer_values import as_int
+from .peer_values import as_int, check_out, written_to
 
 
 @with_clear_errors
@@ -118,16 +117,13 @@ def flash_attn_combine(
             f"lse_partial has shape {tuple(lse_partial.shape)}, out_partial "
             f"{tuple(out_partial.shape)}; all but the last dimension agree"
         )
-    if out is not None and (not isinstance(out, Tensor) or out.shape != out_partial.shape[1:]):
-        raise ValueError(
-            f"out is {describe(out)}; expected the shape {tuple(out_partial.shape[1:])}"
-        )
+    check_all_beside((("out_partial", out_partial), ("lse_partial", lse_partial)))
     if not isinstance(out_dtype, torch.dtype | None):
         raise TypeError(f"out_dtype must be a torch.dtype or None, got {out_dtype!r}")
-    if out is not None and out_dtype not in (None, out.dtype):
-        raise ValueError(f"out_dtype={out_dtype}, but out has dtype {out.dtype}")
     if lse_partial.shape[0] == 0:
         raise ValueError(f"lse_partial has shape {tuple(lse_partial.shape)}; there is no part")
+    if out is not None and out_dtype not in (None, check_out("out", out, out_partial[0]).dtype):
+        raise ValueError(f"out_dtype={out_dtype}, but out has dtype {out.dtype}")
     largest = lse_partial.amax(0)
     shift = largest.masked_fill(largest == -torch.inf, 0)
     weights = (lse_partial - shift).exp()
@@ -139,6 +135,5 @@ def flash_attn_combine(
     combined = (counted * weights[..., None]).sum(0) / divisor[..., None]
     lse = (divisor.log() + shift).masked_fill(~sees_keys, -torch.inf)
     if out is not None:
-        write_values(out, combined)
-        return out, lse
+        return written_to(out, combined), lse
     return combined.to(out_dtype or out_partial.dtype), lse

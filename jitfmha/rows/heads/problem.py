@@ -149,7 +149,8 @@ def _check_heads(arguments: HeadArguments, first: Tensor) -> None:
         check_last_dimension(name, x)
     if q is not None and k is not None and q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q has an hdim of {q.shape[-1]}, k of {k.shape[-1]}; both must agree")
-    for name, out in (("q", arguments.q_out), ("k", arguments.k_out)):
+    caches = ("k_cache", arguments.k_cache), ("v_cache", arguments.v_cache)
+    for name, out in (("q", arguments.q_out), ("k", arguments.k_out), *caches):
         if out is not None and overlaps_itself(out):
             raise ValueError(f"{name} has strides {out.stride()}; several of its elements are one")
 
