@@ -231,6 +231,11 @@ def test_refusals_name_the_argument_and_its_value(changes, error, text):
     assert not CACHE["k_cache"].any()
 
 
+def test_vmap_is_refused():
+    with pytest.raises(NotImplementedError, match=r"torch\.vmap does not serve"):
+        torch.vmap(lambda q: qk_norm_rope_cache(q, cos=COS, sin=COS)[0])(Q[:, None])
+
+
 def test_tangents_are_refused():
     """They would be lost."""
     with torch.autograd.forward_ad.dual_level():

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from untyped import fmha_bwd, fmha_fwd
 
+import jitfmha
 from jitfmha.call.pytorch.ops import BACKWARD_NAMES, NAMES
 from jitfmha.problem.float64_reference import attention
 
@@ -197,3 +198,17 @@ def test_backward_function(rng):
         alone = fmha_bwd(*(x[i] for x in (out, q, k, v, out, lse)))
         for x, y in zip(batched, alone, strict=True):
             torch.testing.assert_close(x[i], y)
+
+
+def test_decoding(rng):
+    """Over caches of one length or of several."""
+    q, k, v = (torch.randn(3, 2, n, 2, 16, generator=rng) for n in (1, 9, 9))
+    lengths = torch.tensor([[3, 4], [9, 1], [0, 2]], dtype=torch.int32)
+
+    def step(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+        out = jitfmha.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths)
+        assert isinstance(out, Tensor)
+        return out
+
+    calls = zip(q, k, v, lengths, strict=True)
+    assert torch.equal(torch.vmap(step)(q, k, v, lengths), torch.stack([step(*x) for x in calls]))

@@ -53,3 +53,13 @@ def _fake(*given: Any) -> None:
 
 
 implement(_library, _OPERATOR, _run, _fake)
+
+
+def _map(*_: Any) -> None:
+    raise NotImplementedError(
+        "torch.vmap does not serve qk_norm_rope_cache, which writes to what it is given; pass the "
+        "examples as sequences, (b, s, heads, hdim)"
+    )
+
+
+torch.library.register_vmap("jitfmha::qk_norm_rope_cache_", _map, lib=_library)
