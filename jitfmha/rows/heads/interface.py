@@ -91,7 +91,8 @@ def qk_norm_rope_cache(
         *(q, k, v, q_out, k_out, q_weight, k_weight, cos, sin, positions, k_cache, v_cache, slots),
         *(cache_seqlens, block_table, cache_batch_idx, k_scale, v_scale, eps, interleaved),
     )
-    if requires_any_grad(*arguments.tensors) or has_forward_mode():
+    is_asked = torch.is_grad_enabled() and requires_any_grad(*arguments.tensors)
+    if is_asked or has_forward_mode():
         refuse_derivatives("qk_norm_rope_cache", **arguments._asdict())
     run_or_trace(arguments)
     if inplace or (k_out is None and k_cache is None):
