@@ -215,3 +215,13 @@ def test_missing_gradients_are_refused():
         pytest.raises(NotImplementedError, match=r"shape \(3, 8\) carries a forward-mode"),
     ):
         jitfmha.matmul(forward_ad.make_dual(A, A), A.mT)
+
+
+def test_products_of_integers_lie_where_their_matrices_do(rng):
+    """Whatever the default device is."""
+    shapes = (2, 3, 4), (4, 5)
+    a, b = (torch.randint(-9, 9, shape, generator=rng).to(torch.int8) for shape in shapes)
+    expected = (a.int() @ b.int()).float()
+    with torch.device("meta"):
+        out = jitfmha.matmul(a, b, out_dtype=torch.float32, scale_a=expected.new_ones(1))
+    assert torch.equal(out, expected)
