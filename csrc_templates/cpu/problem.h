@@ -125,6 +125,42 @@ struct Problem {
     return {first + kv_head * strides.head, strides, pages, uint32_t(shape.seqlen_k)};
   }
 
+  // Whether nothing is to be said about the lengths of a packed call: they are in order, fit where
+  // they lie, and leave no row of q over; with `has_all_keys` none of k and v either. Python tells
+  // what is wrong, if anything is.
+  bool has_plain_lengths(const Tensors& given, bool has_all_keys) const {
+    if (kMode == Mode::gm0 || given.lengths_are_checked) return true;
+    const bool are_lists = kPaged && keys.block_table_stride < 0;
+    const auto number = [](const int32_t* from, int64_t b) -> int64_t {
+      return element_at(from + b);
+    };
+    // Of lists differences alone have a meaning.
+    bool is_plain = number(cu_seqlens_q, 0) == 0 && number(cu_seqlens_q_padded, 0) == 0 &&
+                    number(cu_seqlens_k_padded, 0) >= 0 && number(cu_seqlens_k, 0) >= 0 &&
+                    (are_lists || number(cu_seqlens_k, 0) + number(cu_seqlens_k_padded, 0) == 0);
+    for (int64_t b = 0; b < shape.batch; ++b) {
+      const auto length = [&](const int32_t* from) {
+        return number(from, b + 1) - number(from, b);
+      };
+      const int64_t queries = length(cu_seqlens_q), count = length(cu_seqlens_k);
+      int64_t room = length(cu_seqlens_k_padded);
+      if (kPaged) {
+        is_plain &= room >= 0;
+        room = (are_lists ? room : keys.table_entries) * shape.seqlen_k;
+      }
+      is_plain &= queries >= 0 && queries <= given.max_seqlen_q && count >= 0 &&
+                  count <= given.max_seqlen_k && length(cu_seqlens_q_padded) >= queries &&
+                  room >= count;
+    }
+    const int64_t end_q = number(cu_seqlens_q_padded, shape.batch);
+    const int64_t end_k = number(cu_seqlens_k_padded, shape.batch);
+    if (!kPaged) is_plain &= end_k <= shape.seqlen_k;
+    if (are_lists) is_plain &= end_k <= keys.table_entries;
+    if (has_all_keys) is_plain &= number(cu_seqlens_k, shape.batch) == shape.seqlen_k;
+    return is_plain && end_q <= shape.seqlen_q &&
+           number(cu_seqlens_q, shape.batch) == shape.seqlen_q;
+  }
+
   // Whether the block table names pages that are there, as far as sequences reach.
   bool names_pages() const {
     if (!kPaged) return true;

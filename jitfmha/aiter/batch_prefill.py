@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from ..layers.peer_values import ends_in, int32_vector, sums_of, with_contiguous_rows
+from ..layers.peer_values import (
+    ends_in,
+    int32_vector,
+    sums_of,
+    sums_of_numbers,
+    with_contiguous_rows,
+)
 from ..problem.arguments import Options
 from ..problem.checks import check_layout, describe
 from ..problem.packed_pages import are_packed, shape_of_keys
@@ -91,10 +98,8 @@ def lists_of_pages(
     if page_size > 1:
         if kv_last_page_lens is None:
             raise ValueError(f"kv_last_page_lens is missing; pages of {page_size} keys need it")
-        counts, last = starts.diff(), _strided_vector("kv_last_page_lens", kv_last_page_lens)
-        _check_last_pages(counts, last, page_size)
-        lengths = torch.add(last, counts - 1, alpha=page_size)
-        sums = sums_of(lengths.masked_fill(counts == 0, 0))
+        last = _strided_vector("kv_last_page_lens", kv_last_page_lens)
+        sums = _sums_of_lists(starts, last, page_size)
     return {
         "block_table": with_contiguous_rows(indices),
         "cu_seqlens_k": sums,
@@ -107,19 +112,25 @@ def _strided_vector(name: str, x: Tensor) -> Tensor:
     return x
 
 
-def _check_last_pages(counts: Tensor, last: Tensor, page_size: int) -> None:
-    if last.shape != counts.shape:
-        raise ValueError(
-            f"kv_last_page_lens has shape {tuple(last.shape)}; expected {tuple(counts.shape)}"
-        )
-    if not can_be_read(last):
-        return
-    is_wrong = (counts > 0) & ((last < 1) | (last > page_size))
-    if is_wrong.any():
-        at = int(is_wrong.nonzero()[0])
-        raise ValueError(
-            f"kv_last_page_lens is {int(last[at])} for sequence {at}; a page holds {page_size} keys"
-        )
+def _sums_of_lists(starts: Tensor, last: Tensor, page_size: int) -> Tensor:
+    """The prefix sums of how many keys sequences have."""
+    expected = (starts.shape[0] - 1,)
+    if last.shape != expected:
+        raise ValueError(f"kv_last_page_lens has shape {tuple(last.shape)}; expected {expected}")
+    if not (can_be_read(starts) and can_be_read(last)):
+        counts = starts.diff()
+        of_all = torch.add(last, counts - 1, alpha=page_size)
+        return sums_of(of_all.masked_fill(counts == 0, 0))
+    lengths = []
+    pairs = zip(pairwise(starts.tolist()), last.tolist(), strict=True)
+    for sequence, ((start, end), keys) in enumerate(pairs):
+        if end > start and not 1 <= keys <= page_size:
+            raise ValueError(
+                f"kv_last_page_lens is {keys} for sequence {sequence}; a page holds {page_size} "
+                "keys"
+            )
+        lengths.append((end - start - 1) * page_size + keys if end != start else 0)
+    return sums_of_numbers(lengths)
 
 
 @ends_in(called_by_models(_forward_pages), cu_seqlens_k_padded="kv_indptr")

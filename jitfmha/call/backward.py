@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
-from ..planning.plan import Launch
-from ..planning.target import CALLS_HERE, TARGET_HERE
+from ..planning.plan import Launch, LengthsNotPlain
+from ..planning.target import CALLS_HERE, TARGET_HERE, CpuTarget
 from ..problem.arguments import (
     Arguments,
     CuSeqlens,
@@ -103,6 +103,7 @@ class PreparedBackward(NamedTuple):
         launch: None where there is no query, so that all gradients are 0.
         kernel: its name.
         reads_cu_seqlens: whether the host checks their values; a GPU's it would wait for.
+        kernel_checks_lengths: whether the kernel does, and Python only where it finds something.
         are_rows_dense: whether new gradients lie as the inputs do.
     """
 
@@ -110,6 +111,7 @@ class PreparedBackward(NamedTuple):
     launch: Launch | None
     kernel: str
     reads_cu_seqlens: bool
+    kernel_checks_lengths: bool
     are_rows_dense: bool
 
 
@@ -218,7 +220,9 @@ def _prepare(arguments: BackwardArguments) -> PreparedBackward:
         plan.bind()
         launch = plan.launch_for(problem.sizes)
     are_rows_dense = all(x.stride(-1) == 1 for x in arguments.forward[:3])
-    return PreparedBackward(problem, launch, plan.kernel, target.has_host_memory, are_rows_dense)
+    kernel_checks = launch is not None and isinstance(target, CpuTarget)
+    reads = target.has_host_memory
+    return PreparedBackward(problem, launch, plan.kernel, reads, kernel_checks, are_rows_dense)
 
 
 def _check_what_is_wanted(arguments: BackwardArguments) -> None:
@@ -249,32 +253,28 @@ def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results
         new_dq, new_dk, new_dv = new_gradients(arguments)
     else:
         new_dq, new_dk, new_dv = _empty_like(q), _empty_like(k), _empty_like(v)
-    if cu_seqlens is not None:
-        q_covered, k_covered = _covered(prepared, cu_seqlens)
-        if not q_covered and dq is None:
-            new_dq.zero_()
-        if not k_covered and dk is None:
-            new_dk.zero_()
-        if not k_covered and dv is None:
-            new_dv.zero_()
+    is_left_to_kernel = cu_seqlens is not None and prepared.kernel_checks_lengths
+    dbias = _zeros_for_dbias(prepared.problem, forward) if with_dbias else None
+    gradients = new_tuple(Gradients, (dout, dlse, new_dq, new_dk, new_dv, dbias))
+    if not is_left_to_kernel:
+        _clear_unused(prepared, arguments, gradients)
     if are_given:
         for given in (dq, dk, dv):
             if given is not None and not given.is_inference():
                 torch.autograd.graph.increment_version(given)
-    dbias = _zeros_for_dbias(prepared.problem, forward) if with_dbias else None
     launch = prepared.launch
     if launch is None:
         rows, given_ones = arguments.used_rows(), (dq, dk, dv)
         for x, used, given in zip((new_dq, new_dk, new_dv), rows, given_ones, strict=True):
             write_zeros(x, None if given is None else used)
     else:
-        gradients = new_tuple(Gradients, (dout, dlse, new_dq, new_dk, new_dv, dbias))
-        launch(
-            new_tuple(
-                Tensors,
-                (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, gradients, None),
-            )
-        )
+        of_forward = (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout)
+        tensors = new_tuple(Tensors, (*of_forward, gradients, None, not is_left_to_kernel))
+        try:
+            launch(tensors)
+        except LengthsNotPlain:
+            _clear_unused(prepared, arguments, gradients)
+            launch(tensors._replace(lengths_are_checked=True))
     if dbias is not None:
         dbias = _summed_for_bias(dbias, forward)
     dsink = _gradient_of_sink(arguments) if with_dsink else None
@@ -282,6 +282,22 @@ def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results
 
 
 _empty_like = torch.empty_like
+
+
+def _clear_unused(
+    prepared: PreparedBackward, arguments: BackwardArguments, gradients: Gradients
+) -> None:
+    """Put zeros into new gradients that have rows of no sequence."""
+    cu_seqlens = arguments.forward.cu_seqlens
+    if cu_seqlens is None:
+        return
+    q_covered, k_covered = _covered(prepared, cu_seqlens)
+    if not q_covered and arguments.dq is None:
+        gradients.dq.zero_()
+    if not k_covered and arguments.dk is None:
+        gradients.dk.zero_()
+    if not k_covered and arguments.dv is None:
+        gradients.dv.zero_()
 
 
 def _covered(prepared: PreparedBackward, cu_seqlens: CuSeqlens) -> tuple[bool, bool]:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
-from ..planning.plan import Launch, Plan
-from ..planning.target import CALLS_HERE, TARGET_HERE, Target
+from ..planning.plan import Launch, LengthsNotPlain, Plan
+from ..planning.target import CALLS_HERE, TARGET_HERE, CpuTarget, Target
 from ..problem.arguments import (
     Arguments,
     CuSeqlens,
@@ -82,6 +82,7 @@ class CallKind:
     Attributes:
         out_dtype: of outputs.
         reads_cu_seqlens: whether the values of ``cu_seqlens`` are checked.
+        kernels_check_lengths: whether kernels do so, and Python only where they find something.
         float32: an empty tensor, which new ones of that dtype are made by: to name the dtype takes
             longer.
     """
@@ -98,6 +99,7 @@ class CallKind:
         self.out_dtype = TORCH_DTYPES[problem.out_dtype]
         self._out_may_be_like_q = problem.hdim_v == problem.hdim_q and self.out_dtype == q.dtype
         self.reads_cu_seqlens = target.has_host_memory
+        self.kernels_check_lengths = isinstance(target, CpuTarget)
         self.float32 = q.new_empty(0, dtype=torch.float32)
         row_bytes = (self._batch or 1) * problem.heads_q * problem.hdim_v * self.out_dtype.itemsize
         self._huge_pages_from_seqlen_q: float = inf
@@ -243,13 +245,10 @@ def run_prepared(
     # 0.2 us less than reading nine fields by their names.
     q, k, v, _, _, _, _, out, cu_seqlens, _, descales, modifiers, dropout, keys = arguments
     kind = prepared.kind
-    covered = True
-    if cu_seqlens is not None and not lengths_are_checked:
-        if kind.reads_cu_seqlens:
-            table = None if keys is None else keys.block_table
-            covered = check_cu_seqlens_values(prepared.sizes, cu_seqlens, table)
-        else:
-            covered = cu_seqlens.q_padded is cu_seqlens.q
+    launch, covered = prepared.launch, True
+    are_checked = lengths_are_checked or cu_seqlens is None
+    if not are_checked and (launch is None or not kind.kernels_check_lengths):
+        covered, are_checked = _covers_rows(prepared, arguments), True
     if out is None:
         if prepared.out_is_like_q:
             out = _empty_like(q)
@@ -258,8 +257,6 @@ def run_prepared(
             out = q.new_empty_strided(prepared.out_shape, strides, dtype=kind.out_dtype)
             if prepared.wants_huge_pages:
                 request_huge_pages(out)
-        if not covered:
-            out.zero_()
     else:
         _refuse_shared_memory(out, q, k, v, prepared.spans)
         if not out.is_inference():
@@ -268,21 +265,43 @@ def run_prepared(
     lse = None
     if prepared.lse_layout is not None:
         lse = kind.float32.new_empty_strided(*prepared.lse_layout)
-        if not covered:
-            lse.fill_(-torch.inf)
-    launch = prepared.launch
+    if not covered:
+        _clear_unused(arguments, out, lse)
     if launch is not None:
         # Tensors(...) itself takes half a microsecond longer.
         tensors = new_tuple(
             Tensors,
-            (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, None, keys),
+            (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, None, keys, are_checked),
         )
-        if is_profiled:
-            with record_function(kind.kernel_name(prepared.sizes)):
+        try:
+            if is_profiled:
+                with record_function(kind.kernel_name(prepared.sizes)):
+                    launch(tensors)
+            else:
                 launch(tensors)
-        else:
-            launch(tensors)
+        except LengthsNotPlain:
+            if not _covers_rows(prepared, arguments):
+                _clear_unused(arguments, out, lse)
+            launch(tensors._replace(lengths_are_checked=True))
     return out, lse
+
+
+def _clear_unused(arguments: Arguments, out: Tensor, lse: Tensor | None) -> None:
+    """Give rows of no sequence their values in new tensors."""
+    if arguments.out is None:
+        out.zero_()
+    if lse is not None:
+        lse.fill_(-torch.inf)
+
+
+def _covers_rows(prepared: PreparedCall, arguments: Arguments) -> bool:
+    """Whether sequences have all rows of q, as far as is known; raises for numbers out of range."""
+    cu_seqlens, keys = arguments.cu_seqlens, arguments.keys
+    assert cu_seqlens is not None
+    if not prepared.kind.reads_cu_seqlens:
+        return cu_seqlens.q_padded is cu_seqlens.q
+    table = None if keys is None else keys.block_table
+    return check_cu_seqlens_values(prepared.sizes, cu_seqlens, table)
 
 
 _empty_like = torch.empty_like

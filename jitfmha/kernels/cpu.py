@@ -21,9 +21,9 @@ from ..jit.render import render
 from ..jit.shared_struct import FLOAT, INT32, INT64, FieldType, Pointer, SharedStruct, cpp_of
 from ..jit.spec import MAX_NAME, BuildSpec
 from ..planning.measured import Variant
-from ..planning.plan import Launch, Plan, Reason, Refusal, splits_to_time
+from ..planning.plan import Launch, LengthsNotPlain, Plan, Reason, Refusal, splits_to_time
 from ..planning.target import AVX2_FLAGS, AVX512_FLAGS, CpuIsa, CpuTarget, Target
-from ..problem.arguments import Descales, Dropout, KeyOptions, Tensors, is_of_tokens
+from ..problem.arguments import CuSeqlens, Descales, Dropout, KeyOptions, Tensors, is_of_tokens
 from ..problem.dtypes import EIGHT_BIT_NAMES, plain_out_dtype
 from ..problem.features import Feature
 from ..problem.page_lists import stride_of_rows
@@ -125,10 +125,14 @@ _SHAPE = {
     "seqlen_q": INT64,
     "seqlen_k": INT64,
 }
-_CU_SEQLENS = dict.fromkeys(
-    ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"),
-    Pointer("const std::int32_t"),
-)
+_CU_SEQLENS: dict[str, FieldType] = {
+    **dict.fromkeys(
+        ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"),
+        Pointer("const std::int32_t"),
+    ),
+    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), INT64),
+    "lengths_are_checked": INT64,
+}
 FMHA_SHAPE: dict[Direction, SharedStruct] = {
     "forward": SharedStruct("FmhaShape", {**_SHAPE, **dict.fromkeys(_FORWARD_STRIDES, STRIDES)}),
     "backward": SharedStruct("FmhaShape", {**_SHAPE, **dict.fromkeys(_BACKWARD_STRIDES, STRIDES)}),
@@ -188,6 +192,7 @@ KEY_OPTIONS = SharedStruct(
         "block_table": Pointer("const std::int32_t"),
         "block_table_stride": INT64,
         "num_pages": INT64,
+        "table_entries": INT64,  # of a row of the table, or of all lists
         "num_splits": INT64,
         "most_threads": INT64,  # 0: as many as have something to do
         "out_accum": Pointer("float"),
@@ -466,7 +471,7 @@ class CpuPlan(Plan):
             return _backward_launch(self._entry, shape)
         usual = None
         if self.num_splits or self.threads:
-            usual = KEY_OPTIONS.packer.pack(0, 0, 0, self.num_splits, self.threads, 0, 0)
+            usual = KEY_OPTIONS.packer.pack(0, 0, 0, 0, self.num_splits, self.threads, 0, 0)
         group = problem.heads_q // max(problem.heads_k, 1)
         return _forward_launch(self._entry, shape, group, usual)
 
@@ -493,14 +498,12 @@ def _forward_launch(
 
     def launch(tensors: Tensors) -> None:
         # 0.2 us less than reading them by their names.
-        q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, _, keys = tensors
+        q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, _, keys, is_checked = tensors
         modifying = None
         if modifiers is not None or dropout is not None or descales is not None:
             scales = _NO_DESCALES if descales is None else _located_descales(descales, group)
             modifying = _packed_modifiers(modifiers, dropout, scales)
-        sums_q = sums_k = padded_q = padded_k = 0
-        if cu_seqlens is not None:
-            sums_q, sums_k, padded_q, padded_k = [x.data_ptr() for x in cu_seqlens[:4]]
+        lengths = _NO_LENGTHS if cu_seqlens is None else _located_lengths(cu_seqlens)
         # Written out: a loop over the tensors takes 1 us longer.
         packed = _pack_tensors(
             q.data_ptr(),
@@ -508,10 +511,8 @@ def _forward_launch(
             v.data_ptr(),
             out.data_ptr(),
             0 if lse is None else lse.data_ptr(),
-            sums_q,
-            sums_k,
-            padded_q,
-            padded_k,
+            *lengths,
+            is_checked,
         )
         key_options = usual if keys is None else _packed_keys(keys, k)
         status = entry(shape, packed, modifying, key_options)
@@ -526,13 +527,10 @@ def _backward_launch(entry: Callable[..., int], shape: bytes) -> Launch:
 
     def launch(tensors: Tensors) -> None:
         # Written out, as above.
-        q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, gradients, _ = tensors
+        q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, gradients, _, is_checked = tensors
         assert lse is not None, "a backward pass reads the lse"
         assert gradients is not None, "a backward pass has gradients"
         dout, dlse, dq, dk, dv, dbias = gradients
-        sums_q = sums_k = padded_q = padded_k = 0
-        if cu_seqlens is not None:
-            sums_q, sums_k, padded_q, padded_k = [x.data_ptr() for x in cu_seqlens[:4]]
         packed = _pack_backward_tensors(
             q.data_ptr(),
             k.data_ptr(),
@@ -544,21 +542,22 @@ def _backward_launch(entry: Callable[..., int], shape: bytes) -> Launch:
             dq.data_ptr(),
             dk.data_ptr(),
             dv.data_ptr(),
-            sums_q,
-            sums_k,
-            padded_q,
-            padded_k,
+            *(_NO_LENGTHS if cu_seqlens is None else _located_lengths(cu_seqlens)),
+            is_checked,
         )
         modifying = None
         if modifiers is not None or dropout is not None:
             modifying = _packed_modifiers(modifiers, dropout, _NO_DESCALES, dbias)
-        if entry(shape, packed, modifying) != 0:
-            raise MemoryError(_NO_MEMORY)
+        status = entry(shape, packed, modifying)
+        if status != 0:
+            _raise_for(status, tensors)
 
     return launch
 
 
 def _raise_for(status: int, tensors: Tensors) -> NoReturn:
+    if status == _LENGTHS_NOT_PLAIN:
+        raise LengthsNotPlain
     if status == _NAMES_NO_PAGE:
         assert tensors.keys is not None
         assert tensors.keys.block_table is not None
@@ -567,10 +566,26 @@ def _raise_for(status: int, tensors: Tensors) -> NoReturn:
     raise MemoryError(_NO_MEMORY)
 
 
-_NAMES_NO_PAGE = 2
+_NAMES_NO_PAGE, _LENGTHS_NOT_PLAIN = 2, 3
 _NO_MEMORY = "the CPU kernel could not allocate its scratch memory"
 _pack_tensors, _pack_backward_tensors = (x.packer.pack for x in TENSORS.values())
 _NO_DESCALES: tuple[int, ...] = (0,) * 26
+_NO_LENGTHS: tuple[int, ...] = (0,) * 6
+_ANY_LENGTH = 2**63 - 1
+
+
+def _located_lengths(cu_seqlens: CuSeqlens) -> tuple[int, ...]:
+    """The addresses of prefix sums, and the longest lengths that there may be."""
+    q, k, q_padded, k_padded, longest_q, longest_k = cu_seqlens
+    sums_q, sums_k = q.data_ptr(), k.data_ptr()
+    return (
+        sums_q,
+        sums_k,
+        sums_q if q_padded is q else q_padded.data_ptr(),
+        sums_k if k_padded is k else k_padded.data_ptr(),
+        _ANY_LENGTH if longest_q is None else longest_q,
+        _ANY_LENGTH if longest_k is None else longest_k,
+    )
 
 
 def _located_descales(descales: Descales, group: int) -> tuple[int, ...]:
@@ -615,8 +630,14 @@ def _packed_modifiers(
 
 def _packed_keys(keys: KeyOptions, k: Tensor) -> bytes:
     table, num_splits, out_accum, lse_accum = keys
-    pages = (0, 0, 0) if table is None else (table.data_ptr(), stride_of_rows(table), k.shape[0])
-    return KEY_OPTIONS.packer.pack(*pages, num_splits, 0, address(out_accum), address(lse_accum))
+    if table is None:
+        pages = 0, 0, 0, 0
+    else:
+        pages = table.data_ptr(), stride_of_rows(table), k.shape[0], table.shape[-1]
+    return _pack_key_options(*pages, num_splits, 0, address(out_accum), address(lse_accum))
+
+
+_pack_key_options = KEY_OPTIONS.packer.pack
 
 
 def load_entry(spec: BuildSpec, name: str, *arguments: Any) -> Callable[..., int]:

@@ -467,7 +467,7 @@ class AmdLaunch(NamedTuple):
     def __call__(self, tensors: Tensors) -> None:
         kernel, sizes, seqlen_q, (num_splits, workspace_floats), splits_of = self
         # A star in place of the last ones would take longer.
-        q, k, v, out, lse, cu_seqlens, descales, _, _, _, _ = tensors
+        q, k, v, out, lse, cu_seqlens, descales, _, _, _, _, _ = tensors
         max_seqlen_q = 0
         sums_q = sums_k = padded_q = padded_k = 0
         if cu_seqlens is not None:

@@ -28,6 +28,10 @@ from .specification import Algorithm, Stage, family_of
 from .target import Target
 
 
+class LengthsNotPlain(Exception):
+    """What a CPU kernel ends in before it writes: lengths are wrong, or leave rows over."""
+
+
 class Launch(Protocol):
     """A kernel that is bound to everything about a call but its tensors' addresses."""
 
@@ -35,7 +39,8 @@ class Launch(Protocol):
         """Run the kernel, or start it on torch's current stream; results are written later then.
 
         Raises ``HipError`` where the HIP runtime refuses the launch; on the emulator also where the
-        kernel does what it must not, such as touching anything but these tensors.
+        kernel does what it must not, such as touching anything but these tensors. On the CPU
+        ``LengthsNotPlain``, where lengths are not checked.
         """
         ...
 

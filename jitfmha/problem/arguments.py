@@ -310,7 +310,8 @@ class Tensors(NamedTuple):
 
     ``lse`` is None where nobody wants it, ``cu_seqlens`` in gm0, ``descales`` where all are 1, and
     ``modifiers``, ``dropout`` and ``keys`` where there are none. ``gradients`` are those of a
-    backward pass, which reads ``out`` and ``lse``.
+    backward pass, which reads ``out`` and ``lse``. A CPU kernel looks at the numbers of
+    ``cu_seqlens`` itself where they are not checked.
     """
 
     q: Tensor
@@ -324,6 +325,7 @@ class Tensors(NamedTuple):
     dropout: Dropout | None = None
     gradients: Gradients | None = None
     keys: KeyOptions | None = None
+    lengths_are_checked: bool = True
 
 
 def gather_cu_seqlens(

@@ -185,7 +185,7 @@ class BackwardLaunch(NamedTuple):
             beside,
             modifying,
         ) = self
-        q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, gradients, _ = tensors
+        q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, gradients, *_ = tensors
         assert lse is not None, "a backward pass reads the lse"
         assert gradients is not None, "a backward pass has gradients"
         dout, dlse, dq, dk, dv, dbias = gradients

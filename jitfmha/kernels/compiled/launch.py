@@ -71,7 +71,7 @@ class ForwardLaunch(NamedTuple):
     def __call__(self, tensors: Tensors) -> None:
         kernel, sizes, seqlen_q, splits, _ = self.launch
         # Stars in place of names would take longer, here and below.
-        q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, _, keys = tensors
+        q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, _, keys, _ = tensors
         table = None if keys is None else keys.block_table
         max_seqlen_q = 0
         sums_q = sums_k = padded_q = padded_k = 0

@@ -1,0 +1,128 @@
+"""Lengths that a CPU kernel finds plain are those that Python finds nothing wrong with."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from inputs import prefix_sums
+from torch import Tensor
+from untyped import fmha_bwd, fmha_fwd
+
+from jitfmha.problem.arguments import CuSeqlens
+from jitfmha.problem.problem import check_cu_seqlens_values
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+HDIM, PAGE_SIZE, PAGES = 32, 3, 4
+
+
+class Drawn:
+    """Tensors of one layout, whose numbers are drawn anew: what was there before is found."""
+
+    def __init__(self, rng: torch.Generator, kind: str, batch: int) -> None:
+        self.rows_q, self.rows_k = 7 if batch else 0, 9 if batch else 0
+        self.kind, self.batch, self.rng = kind, batch, rng
+        self.q = torch.randn(self.rows_q, 1, HDIM, generator=rng)
+        shape = (self.rows_k, 1, HDIM) if kind == "rows" else (PAGES, PAGE_SIZE, 1, HDIM)
+        self.k, self.v = (torch.randn(shape, generator=rng) for _ in range(2))
+
+    def number(self, least: int, most: int) -> int:
+        return int(torch.randint(least, most + 1, (), generator=self.rng))
+
+    def side(self, rows: int, of_one: int = 1) -> tuple[Tensor, Tensor]:
+        """Prefix sums, and those of the rooms; ``of_one`` keys fit where a row is counted."""
+        ends = sorted(self.number(0, rows) for _ in range(self.batch))
+        if ends and self.number(0, 1):
+            ends[-1] = rows
+        rooms = [end - start for start, end in pairwise([0, *ends])]
+        is_full = self.number(0, 1)
+        lengths = [n * of_one if is_full else self.number(0, n * of_one) for n in rooms]
+        return prefix_sums(lengths), prefix_sums(rooms)
+
+    def drawn(self) -> dict[str, Any]:
+        """Lengths of a call. In half of all one number is another, which may or may not matter."""
+        given: dict[str, Any] = {}
+        given["cu_seqlens_q"], given["cu_seqlens_q_padded"] = self.side(self.rows_q)
+        if self.kind == "table":
+            given["cu_seqlens_k"] = prefix_sums(
+                [self.number(0, 3 * PAGE_SIZE) for _ in range(self.batch)]
+            )
+            shape: tuple[int, ...] = (self.batch, 3)
+        elif self.kind == "rows":
+            given["cu_seqlens_k"], given["cu_seqlens_k_padded"] = self.side(self.rows_k)
+        else:
+            sums, starts = self.side(3 * self.batch, PAGE_SIZE)
+            given["cu_seqlens_k"] = sums + self.number(0, 1)
+            given["cu_seqlens_k_padded"] = starts + self.number(0, 1)
+            shape = (3 * self.batch + 1,)
+        for name in ("cu_seqlens_q_padded", "cu_seqlens_k_padded"):
+            plain = given[name.removesuffix("_padded")]
+            if name in given and self.kind != "lists" and given[name].equal(plain):
+                del given[name]
+        if self.number(0, 1):
+            name = list(given)[self.number(0, len(given) - 1)]
+            given[name][self.number(0, self.batch)] += self.number(-2, 2)
+        for side in "qk":
+            longest = max([0, *given[f"cu_seqlens_{side}"].diff().tolist()])
+            if self.number(0, 1):
+                given[f"max_seqlen_{side}"] = max(longest - (self.number(0, 9) == 0), 0)
+        if self.kind != "rows":
+            given["block_table"] = torch.randint(PAGES, shape, generator=self.rng).int()
+        return given
+
+
+def found(run: Callable[[], Any]) -> tuple[str, Any]:
+    """What is wrong, or the result."""
+    try:
+        return "", run()
+    except ValueError as error:
+        return str(error), None
+
+
+def used_rows(given: dict[str, Any], side: str, rows: int) -> Tensor:
+    sums = given[f"cu_seqlens_{side}"].tolist()
+    starts = given.get(f"cu_seqlens_{side}_padded", given[f"cu_seqlens_{side}"]).tolist()
+    used = torch.zeros(rows, dtype=torch.bool)
+    for start, begin, end in zip(starts, sums, sums[1:], strict=False):
+        used[start : start + end - begin] = True
+    return used
+
+
+@pytest.mark.parametrize("batch", [0, 1, 4])
+@pytest.mark.parametrize("kind", ["rows", "table", "lists"])
+def test_kernel_and_python_agree(rng, kind, batch):
+    """On lengths of calls that were there before, which differ in numbers alone."""
+    it, outcomes = Drawn(rng, kind, batch), set()
+    for _ in range(150):
+        given = it.drawn()
+        sums = given["cu_seqlens_q"], given["cu_seqlens_k"]
+        padded = [given.get(f"cu_seqlens_{x}_padded", y) for x, y in zip("qk", sums, strict=True)]
+        longest = [given.get(f"max_seqlen_{x}") for x in "qk"]
+        lengths, rows = CuSeqlens(*sums, *padded, *longest), (it.rows_q, it.k.shape[-3])
+        table = given.get("block_table")
+        text, _ = found(lambda: check_cu_seqlens_values(rows, lengths, table))  # type: ignore[arg-type]  # noqa: B023
+        fault, results = found(lambda: fmha_fwd(it.q, it.k, it.v, return_lse=True, **given))  # noqa: B023
+        assert fault == text
+        out, lse = results or (torch.zeros_like(it.q), torch.zeros(1, it.rows_q))
+        if kind == "rows":
+            tensors = (out, it.q, it.k, it.v, out, lse)
+            fault, gradients = found(lambda: fmha_bwd(*tensors, **given))  # noqa: B023
+            assert fault == text
+        outcomes.add(text == "")
+        if text:
+            continue
+        used = used_rows(given, "q", it.rows_q)
+        outcomes.add(("all", bool(used.all())))
+        assert not out[~used].any()
+        assert bool((lse[:, ~used] == -torch.inf).all())
+        assert not out.isnan().any()
+        assert not lse.isnan().any()
+        if kind == "rows":
+            unused = ~used_rows(given, "k", it.rows_k)
+            for x, without in zip(gradients, (~used, unused, unused), strict=True):
+                assert not x[without].any()
+                assert not x.isnan().any()
+    assert {True, False} <= outcomes
+    assert not batch or {("all", True), ("all", False)} <= outcomes
