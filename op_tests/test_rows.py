@@ -11,6 +11,9 @@ from torch import Tensor
 
 import jitfmha
 from jitfmha.bench import rows
+from jitfmha.call import known_calls
+from jitfmha.planning.target import CallCache
+from jitfmha.rows import interface
 from jitfmha.rows.problem import KINDS
 
 
@@ -166,3 +169,14 @@ X = torch.zeros(3, 8)
 def test_refusals_name_the_argument_and_its_value(kind, options, error, text):
     with pytest.raises(error, match=text):
         getattr(jitfmha, kind)(**{"x": X, **options})
+
+
+@pytest.mark.parametrize("kind", ["softmax", "layer_norm"])
+def test_small_calls_where_the_environment_emulates(kind, monkeypatch, rng):
+    """They are torch's own on the CPU alone."""
+    monkeypatch.setenv("JITFMHA_EMULATE", "gfx950")
+    monkeypatch.setattr(known_calls, "CALLS_HERE", CallCache())
+    monkeypatch.setattr(interface, "_is_cpu_here", interface._is_cpu_here.__wrapped__)
+    monkeypatch.setattr(interface, "MOST_OF_TORCH", {torch.float32: 1 << 14})
+    monkeypatch.setattr(interface, f"_{kind}_of_torch", lambda *_: pytest.fail("torch's own"))
+    check_call(RowCall(kind, torch.randn(3, 64, generator=rng), None, None, None, 1e-5))

@@ -20,7 +20,7 @@ from ..problem.arguments import Options
 from ..problem.checks import check_layout, describe
 from ..problem.packed_pages import are_packed, shape_of_keys
 from ..problem.torch_parts import can_be_read
-from .forward import Attention, Results, called_by_models, forward_group
+from .forward import Attention, Found, Results, called_by_models, forward_group, with_all_results
 
 
 def _forward_pages(
@@ -34,7 +34,7 @@ def _forward_pages(
     seqlen_k: Tensor | None,
     kv_block_descale: Tensor | None,
     **others: Any,
-) -> Results:
+) -> Found:
     k, v = _as_pages("k", k), _as_pages("v", v)
     num_pages, page_size, heads_k, _ = shape_of_keys(k)
     if kv_block_descale is not None:
@@ -152,7 +152,7 @@ def mha_batch_prefill_func(
     """:func:`mha_batch_prefill` with the results of :func:`flash_attn_varlen_func`."""
 
 
-@ends_in(_forward_pages, cu_seqlens_k_padded="kv_indptr")
+@ends_in(with_all_results(_forward_pages), cu_seqlens_k_padded="kv_indptr")
 def mha_batch_prefill(
     q: Tensor, k: Tensor, v: Tensor,
     cu_seqlens_q: Tensor, kv_indptr: Tensor, kv_page_indices: Tensor, max_seqlen_q: int,

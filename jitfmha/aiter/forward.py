@@ -28,12 +28,30 @@ from .common_arguments import common_options, length_of
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]  # out, softmax_lse, p, rng_state
 Attention = Tensor | tuple[Tensor, ...]
+# The same, with None in place of what was not asked for.
+Found = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
 # ---- What they end in ----------------------------------------------------------------------------
 
 
-def called_by_models(core: Callable[..., Results]) -> Callable[..., Any]:
+def with_all_results(core: Callable[..., Found]) -> Callable[..., Results]:
+    """``core`` with AITER's four results; what was not asked for is empty, or 0."""
+
+    def call(**given: Any) -> Results:
+        out, lse, randval, rng_state = core(**given)
+        q: Tensor = given["q"]
+        return (
+            out,
+            q.new_empty(0, dtype=torch.float32) if lse is None else lse,
+            q.new_empty(0) if randval is None else randval,
+            q.new_zeros(2, dtype=torch.int64) if rng_state is None else rng_state,
+        )
+
+    return call
+
+
+def called_by_models(core: Callable[..., Found]) -> Callable[..., Any]:
     """``core`` for the functions that models call, with their arguments and results."""
 
     def call(
@@ -72,6 +90,8 @@ def called_by_models(core: Callable[..., Results]) -> Callable[..., Any]:
         )
         if not with_lse and not with_probs:
             return out
+        if with_probs and randval is None:
+            randval = q.new_empty(0)
         return (out, *((lse,) if with_lse else ()), *((randval,) if with_probs else ()))
 
     return call
@@ -89,7 +109,7 @@ def forward_batch(
     out: Tensor | None = None,
     gen: Generator | None = None,
     **given: Any,
-) -> Results:
+) -> Found:
     """What all functions of a batch end in; ``given`` is what ``common_options`` takes."""
     seqlen_k = length_of(k)
     options = common_options(longest_keys=seqlen_k, bias_dimensions=4, **given)
@@ -103,7 +123,7 @@ def forward_batch(
     randval = None
     if rng_state is not None and return_randval:
         randval = dropout_randval(rng_state, q.shape[0], q.shape[2], q.shape[1], seqlen_k)
-    return _results(q, result, randval, rng_state)
+    return _found(result, randval, rng_state)
 
 
 def _padded_batch(
@@ -115,7 +135,7 @@ def _padded_batch(
     return_randval: bool,
     out: Tensor | None,
     gen: Generator | None,
-) -> Results:
+) -> Found:
     """Sequences that are shorter than their place in the batch: gm1 with padding between them."""
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
         if x is not None and (not isinstance(x, Tensor) or x.dim() != 4):
@@ -140,10 +160,10 @@ def _padded_batch(
         out=None if out is None else _rows_of_batch(out),
         gen=gen,
     )
-    randval = q.new_empty(0)
-    if return_randval:
+    randval = None
+    if return_randval and rng_state is not None:
         randval = dropout_randval(rng_state, batch, heads_q, seqlen_q, seqlen_k)
-    if return_lse:
+    if lse is not None:
         lse = lse.view(heads_q, batch, seqlen_q).transpose(0, 1)
     full_out = packed_out.view(batch, seqlen_q, *packed_out.shape[1:])
     return full_out if out is None else out, lse, randval, rng_state
@@ -173,7 +193,7 @@ def forward_group(
     out: Tensor | None = None,
     gen: Generator | None = None,
     **given: Any,
-) -> Results:
+) -> Found:
     """What all functions of packed sequences end in; ``given`` as in :func:`forward_batch`."""
     longest_k = as_int("max_seqlen_k", max_seqlen_k)
     options = common_options(longest_keys=longest_k, bias_dimensions=3, **given)
@@ -203,7 +223,7 @@ def _group(
     min_seqlen_q: int = 0,
     out: Tensor | None,
     gen: Generator | None,
-) -> Results:
+) -> Found:
     # Without any of the four, fmha_fwd would take the call for one of batch mode.
     require_cu_seqlens(cu_seqlens_q=options["cu_seqlens_q"], cu_seqlens_k=options["cu_seqlens_k"])
     _skip_short_sequences(options, min_seqlen_q)
@@ -226,7 +246,7 @@ def _group(
         sequence, within, is_used = sequences_of_rows(q.shape[0], cu_seqlens_q, starts)
         rows = whole[sequence, :, within.clamp(max=max_seqlen_q - 1)]
         randval = rows.masked_fill(~is_used[:, None, None], 0).transpose(0, 1)
-    return _results(q, result, randval, rng_state)
+    return _found(result, randval, rng_state)
 
 
 def _skip_short_sequences(options: AttentionOptions, min_seqlen_q: int) -> None:
@@ -260,19 +280,10 @@ def _new_rng_state(q: Tensor, dropout_p: float, gen: Generator | None) -> Tensor
     return new_rng_state(q.device, generator=gen)
 
 
-def _results(
-    q: Tensor,
-    result: Tensor | tuple[Tensor, Tensor],
-    randval: Tensor | None,
-    rng_state: Tensor | None,
-) -> Results:
-    """AITER's four results; what was not asked for is empty, or 0."""
-    if isinstance(result, Tensor):
-        out, lse = result, q.new_empty(0, dtype=torch.float32)
-    else:
-        out, lse = result
-    randval = q.new_empty(0) if randval is None else randval
-    rng_state = q.new_zeros(2, dtype=torch.int64) if rng_state is None else rng_state
+def _found(
+    result: Tensor | tuple[Tensor, Tensor], randval: Tensor | None, rng_state: Tensor | None
+) -> Found:
+    out, lse = (result, None) if isinstance(result, Tensor) else result
     return out, lse, randval, rng_state
 
 
@@ -351,7 +362,7 @@ def flash_attn_varlen_func(
     """
 
 
-@ends_in(forward_batch, **OF_BATCH)
+@ends_in(with_all_results(forward_batch), **OF_BATCH)
 def mha_fwd(
     q: Tensor, k: Tensor, v: Tensor,
     dropout_p: float, softmax_scale: float | None,
@@ -379,7 +390,7 @@ def mha_fwd(
     """
 
 
-@ends_in(forward_group, **OWN_NAMES)
+@ends_in(with_all_results(forward_group), **OWN_NAMES)
 def mha_varlen_fwd(
     q: Tensor, k: Tensor, v: Tensor,
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int,
@@ -417,7 +428,7 @@ def mha_varlen_fwd(
     """
 
 
-@ends_in(forward_batch, **OWN_NAMES)
+@ends_in(with_all_results(forward_batch), **OWN_NAMES)
 def fmha_v3_fwd(
     q: Tensor, k: Tensor, v: Tensor,
     dropout_p: float, softmax_scale: float | None,
@@ -431,7 +442,7 @@ def fmha_v3_fwd(
     """:func:`mha_fwd` without sinks and prefix sums, and with a choice of rounding."""
 
 
-@ends_in(forward_group, **OWN_NAMES)
+@ends_in(with_all_results(forward_group), **OWN_NAMES)
 def fmha_v3_varlen_fwd(
     q: Tensor, k: Tensor, v: Tensor,
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,

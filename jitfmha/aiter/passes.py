@@ -12,14 +12,22 @@ from torch import Tensor
 
 from ..layers.peer_values import as_flag, check_num_splits, ends_in
 from .backward import backward
-from .forward import OF_BATCH, OWN_NAMES, Results, forward_batch, forward_group
+from .forward import (
+    OF_BATCH,
+    OWN_NAMES,
+    Found,
+    Results,
+    forward_batch,
+    forward_group,
+    with_all_results,
+)
 
 _FLAGS = {"return_dropout_randval": "return_softmax", "is_causal": "causal"}
 
 
 def _batch(
     *, causal: object, return_lse: object, return_softmax: object, num_splits: object, **given: Any
-) -> Results:
+) -> Found:
     check_num_splits(num_splits)
     return forward_batch(
         is_causal=as_flag("causal", causal),
@@ -29,7 +37,7 @@ def _batch(
     )
 
 
-def _group(*, causal: object, return_lse: object, return_softmax: object, **given: Any) -> Results:
+def _group(*, causal: object, return_lse: object, return_softmax: object, **given: Any) -> Found:
     return forward_group(
         is_causal=as_flag("causal", causal),
         return_softmax_lse=as_flag("return_lse", return_lse),
@@ -42,7 +50,7 @@ def _backward(*, causal: object, **given: Any) -> Tensor:
     return backward(is_causal=as_flag("causal", causal), gen=None, **given)[3]
 
 
-@ends_in(_batch, **OF_BATCH, **_FLAGS)
+@ends_in(with_all_results(_batch), **OF_BATCH, **_FLAGS)
 def _flash_attn_forward(
     q: Tensor, k: Tensor, v: Tensor,
     dropout_p: float, softmax_scale: float, causal: bool,
@@ -56,7 +64,7 @@ def _flash_attn_forward(
     """:func:`jitfmha.aiter.mha_fwd`, in another order."""
 
 
-@ends_in(_group, **OWN_NAMES, **_FLAGS)
+@ends_in(with_all_results(_group), **OWN_NAMES, **_FLAGS)
 def _flash_attn_varlen_forward(
     q: Tensor, k: Tensor, v: Tensor,
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,

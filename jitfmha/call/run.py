@@ -408,11 +408,15 @@ def _described_descales(descales: Descales) -> tuple[object, ...]:
 
 def _described_keys(keys: KeyOptions) -> tuple[object, ...]:
     """Describe them without the length of lists of pages, which is another in every step."""
-    table = keys.block_table
-    if table is None or not are_lists(table):
-        return described(keys)
-    of_lists = table.is_contiguous(), table.dtype, table.device, table.is_neg()
-    return (*of_lists, *described(keys[1:]))
+    table, num_splits, out_accum, lse_accum = keys
+    rest: Hashable = num_splits
+    if out_accum is not None or lse_accum is not None:
+        rest = described(keys[1:])
+    if table is None:
+        return None, rest
+    if are_lists(table):
+        return table.is_contiguous(), table.dtype, table.device, table.is_neg(), rest
+    return table.shape, table.stride(), table.dtype, table.device, table.is_neg(), rest
 
 
 def _lengths_of_features(

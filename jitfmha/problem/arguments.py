@@ -423,20 +423,23 @@ def gather_keys(
     lengths of paged sequences are missing or in the wrong place; the table is checked with the
     problem.
     """
-    check_num_splits(num_splits)
-    if block_table is not None:
-        check_pages_have_lengths(cu_seqlens is not None)
-    if block_table is not None and cu_seqlens is not None:
-        padded = cu_seqlens.k_padded
-        has_rows = not isinstance(block_table, Tensor) or not are_lists(block_table)
-        if padded is not cu_seqlens.k and has_rows:
-            raise ValueError(
-                f"cu_seqlens_k_padded ({describe(padded)}) cannot be combined with block_table "
-                f"({describe(block_table)}), which says where keys lie"
-            )
-    if block_table is None and num_splits == 0:
-        return None
-    return KeyOptions(block_table, num_splits)
+    # Every paged call comes by here.
+    if num_splits.__class__ is not int or not 0 <= num_splits <= MAX_NUM_SPLITS:
+        check_num_splits(num_splits)
+    if block_table is None:
+        return None if num_splits == 0 else KeyOptions(None, num_splits)
+    check_pages_have_lengths(cu_seqlens is not None)
+    padded = None if cu_seqlens is None else cu_seqlens.k_padded
+    if (
+        cu_seqlens is not None
+        and padded is not cu_seqlens.k
+        and not (isinstance(block_table, Tensor) and are_lists(block_table))
+    ):
+        raise ValueError(
+            f"cu_seqlens_k_padded ({describe(padded)}) cannot be combined with block_table "
+            f"({describe(block_table)}), which says where keys lie"
+        )
+    return new_tuple(KeyOptions, (block_table, num_splits, None, None))
 
 
 def check_choice(name: str, value: object) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from math import inf
 
 import torch
 from torch import Tensor
 
-from ..planning.target import TARGET_HERE
+from ..call.detection import target_of
+from ..planning.target import TARGET_HERE, CpuTarget
 from ..problem.arguments import new_tuple
 from ..problem.checks import requires_any_grad, with_clear_errors
 from ..problem.torch_parts import is_traced, is_watched, plain_apply
@@ -126,7 +128,14 @@ def _is_small(x: Tensor, wants_gradients: bool) -> bool:
     most = MOST_OF_TORCH.get(x.dtype, 0) * _num_threads()
     if wants_gradients:
         most = min(most * TIMES_WITH_GRADIENTS, MOST_WITH_GRADIENTS)
-    return 1 < x.numel() <= most and x.is_contiguous() and TARGET_HERE.get() is None
+    is_few = 1 < x.numel() <= most and x.is_contiguous()
+    return is_few and TARGET_HERE.get() is None and _is_cpu_here()
+
+
+@cache
+def _is_cpu_here() -> bool:
+    """Whether nothing stands in for the CPU in this process; the environment is asked once."""
+    return isinstance(target_of(torch.device("cpu")), CpuTarget)
 
 
 def _results(
