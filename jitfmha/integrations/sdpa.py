@@ -496,7 +496,7 @@ def _run(
     if wants_huge_pages:
         request_huge_pages(out)
     modifiers = None if attn_mask is None else Modifiers(attn_mask)
-    tensors = query, key, value, out, None, None, None, modifiers, None, None, None
+    tensors = query, key, value, out, None, None, None, modifiers, None, None, None, True
     launch(new_tuple(Tensors, tensors))
     return out
 

@@ -1,5 +1,5 @@
 """What a small call costs when one like it was there before: under the patch of SDPA, torch's, and
-under the names of flash-attn.
+under the names of flash-attn and AITER, with keys in pages, too.
 
 Run in op_tests/:  python -m rigs.known_calls [ROUNDS]
 
@@ -19,9 +19,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from untyped import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from untyped import (
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    fmha_fwd,
+)
 
+import jitfmha
 from jitfmha.integrations import sdpa
+from jitfmha.problem.packed_pages import as_packed
 
 _CALLS = 100  # of a round
 _TORCH = F.scaled_dot_product_attention
@@ -46,7 +53,8 @@ def main() -> None:
     for name, call in kinds.items():
         torchs, ours = _best(rounds, *(partial(call, attend) for attend in sides))
         print(f"{name}: {ours:.1f} us, torch {torchs:.1f} us, {torchs / ours:.2f}x", flush=True)
-    for name, own in _flash_attn(*(x.transpose(1, 2) for x in (q, k, v))).items():
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    for name, own in (_flash_attn(q, k, v) | _in_pages(q)).items():
         print(f"{name}: {_best(rounds, own)[0]:.1f} us", flush=True)
 
 
@@ -75,6 +83,42 @@ def _flash_attn(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], objec
         ),
         "flash_attn_with_kvcache, with a new key": lambda: flash_attn_with_kvcache(
             *(new[0], *caches, *new[1:]), cache_seqlens=lengths
+        ),
+    }
+
+
+def _in_pages(q: Tensor) -> dict[str, Callable[[], object]]:
+    """One query and 20 keys, in packed pages of 16."""
+    sums_q, sums_k, starts, pages, last, lengths = (
+        torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [0, 20], [0, 2], [0, 1], [4], [20])
+    )
+    table, row, new = pages[None], q[0, :1], q[:, :1]
+    k, v = (as_packed(name, torch.randn(4, 16, 2, 64)) for name in "kv")
+    scale, peer = 0.125, jitfmha.aiter
+    out, one = torch.empty_like(row), torch.ones(1)
+    rest = None, "auto", one, one
+    return {
+        "pages in a table": lambda: fmha_fwd(
+            row, k, v, cu_seqlens_q=sums_q, cu_seqlens_k=sums_k, block_table=table
+        ),
+        "pages in lists": lambda: fmha_fwd(
+            *(row, k, v),
+            cu_seqlens_q=sums_q,
+            cu_seqlens_k=sums_k,
+            cu_seqlens_k_padded=starts,
+            block_table=pages,
+        ),
+        "flash_attn_with_kvcache, packed pages": lambda: flash_attn_with_kvcache(
+            new, k, v, cache_seqlens=lengths, block_table=table
+        ),
+        "aiter.flash_attn_varlen_func, packed pages": lambda: peer.flash_attn_varlen_func(
+            row, k, v, sums_q, sums_k, 1, 20, block_table=table
+        ),
+        "aiter.mha_batch_prefill_func": lambda: peer.mha_batch_prefill_func(
+            row, k, v, sums_q, starts, pages, 1, 20, causal=True, kv_last_page_lens=last
+        ),
+        "aiter.paged_attention_rocm": lambda: peer.paged_attention_rocm(
+            out, one, one, one, row, k, v, 2, scale, table, lengths, 16, 20, *rest
         ),
     }
 
