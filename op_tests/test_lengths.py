@@ -8,13 +8,15 @@ import pytest
 import torch
 from inputs import prefix_sums
 from torch import Tensor
-from untyped import fmha_bwd, fmha_fwd
+from untyped import flash_attn_varlen_func, flash_attn_with_kvcache, fmha_bwd, fmha_fwd
 
+import jitfmha
 from jitfmha.problem.arguments import CuSeqlens
 from jitfmha.problem.problem import check_cu_seqlens_values
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
+AITER: Any = jitfmha.aiter
 HDIM, PAGE_SIZE, PAGES = 32, 3, 4
 
 
@@ -126,3 +128,104 @@ def test_kernel_and_python_agree(rng, kind, batch):
                 assert not x.isnan().any()
     assert {True, False} <= outcomes
     assert not batch or {("all", True), ("all", False)} <= outcomes
+
+
+class Decoding:
+    """A query for each of two sequences, and numbers about their keys in pages, kept in place."""
+
+    def __init__(self, rng: torch.Generator) -> None:
+        self.q = torch.randn(2, 2, HDIM, generator=rng)
+        self.k, self.v = (torch.randn(6, PAGE_SIZE, 1, HDIM, generator=rng) for _ in range(2))
+        self.out = torch.empty_like(self.q)
+        self.sums_q = prefix_sums([1, 1])
+        self.lengths, self.last = torch.zeros(2).int(), torch.zeros(2).int()
+        self.sums, self.starts = torch.zeros(3).int(), torch.zeros(3).int()
+        self.table, self.lists = torch.zeros(2, 3).int(), torch.zeros(6).int()
+
+    def hold(self, lengths: list[int], pages: list[int]) -> None:
+        """Sequences have these lengths, and three of the pages each."""
+        counts = [min(-(-n // PAGE_SIZE), 3) for n in lengths]
+        self.lengths.copy_(torch.tensor(lengths))
+        self.sums.copy_(prefix_sums(lengths))
+        self.table.copy_(torch.tensor(pages).view(2, 3))
+        self.last.copy_(
+            torch.tensor([n - (m - 1) * PAGE_SIZE for n, m in zip(lengths, counts, strict=True)])
+        )
+        self.starts.copy_(prefix_sums(counts))
+        self.lists[: sum(counts)] = torch.cat([self.table[i, :n] for i, n in enumerate(counts)])
+
+    def expected(self) -> Tensor:
+        """By calls of a batch of one."""
+        rows = []
+        for q, pages, n in zip(self.q, self.table.long(), self.lengths.tolist(), strict=True):
+            k, v = (x[pages].flatten(0, 1)[None, :n] for x in (self.k, self.v))
+            rows.append(fmha_fwd(q[None, None], k, v)[0])
+        return torch.cat(rows)
+
+    def of_table(self) -> Tensor:
+        sums = {"cu_seqlens_q": self.sums_q, "cu_seqlens_k": self.sums}
+        return fmha_fwd(self.q, self.k, self.v, **sums, block_table=self.table)
+
+    def of_lists(self) -> Tensor:
+        sums = {"cu_seqlens_q": self.sums_q, "cu_seqlens_k": self.sums}
+        starts = {"cu_seqlens_k_padded": self.starts}
+        return fmha_fwd(self.q, self.k, self.v, **sums, **starts, block_table=self.lists)
+
+    def kvcache(self) -> Tensor:
+        given = {"cache_seqlens": self.lengths, "block_table": self.table}
+        return flash_attn_with_kvcache(self.q[:, None], self.k, self.v, **given)[:, 0]
+
+    def varlen(self) -> Tensor:
+        given = {"seqused_k": self.lengths, "block_table": self.table}
+        return flash_attn_varlen_func(
+            self.q, self.k, self.v, self.sums_q, None, 1, 3 * PAGE_SIZE, **given
+        )
+
+    def batch_prefill(self) -> Tensor:
+        lists = self.sums_q, self.starts, self.lists, 1, 3 * PAGE_SIZE
+        return AITER.mha_batch_prefill_func(
+            self.q, self.k, self.v, *lists, kv_last_page_lens=self.last
+        )
+
+    def paged_attention(self, lengths: Tensor | None = None) -> Tensor:
+        one = torch.ones(1)
+        return AITER.paged_attention_v1(
+            *(self.out, one, self.q, self.k, self.v, HDIM**-0.5, self.table, None),
+            self.lengths if lengths is None else lengths,
+            *(3 * PAGE_SIZE, None, "auto", "NHD", 0.0, one, one),
+        )
+
+
+@pytest.mark.parametrize(
+    "entry", ["of_table", "of_lists", "kvcache", "varlen", "batch_prefill", "paged_attention"]
+)
+def test_numbers_that_change_in_place(rng, entry):
+    """A call that was there before looks at them again."""
+    it = Decoding(rng)
+    call: Callable[[], Tensor] = getattr(it, entry)
+    good = [5, 9], [0, 1, 2, 3, 4, 5]
+    wrong = ([5, 10], good[1]), ([5, 9], [0, 6, 2, 3, 4, 5]), ([5, 9], [0, 1, 2, 3, -1, 5])
+    others = ([9, 1], [5, 4, 3, 2, 1, 0]), ([1, 4], [0, 1, 2, 0, 1, 2])
+    for lengths, pages in (good, others[0], *wrong, others[1], *wrong, good):
+        it.hold(lengths, pages)
+        if (lengths, pages) in wrong:
+            with pytest.raises(ValueError, match=r"10|page (6|-1)|kv_last_page_lens is 4"):
+                call()
+        else:
+            torch.testing.assert_close(call(), it.expected(), rtol=1e-5, atol=1e-5)
+
+
+def test_lengths_that_lie_anyhow(rng):
+    """Strided ones, 64 bits, and those whose sign a bit of the tensor turns around."""
+    it = Decoding(rng)
+    it.hold([5, 9], [0, 1, 2, 3, 4, 5])
+    expected = it.paged_attention().clone()
+    for lengths in (
+        torch.stack([it.lengths, it.lengths * 0], dim=1)[:, 0],
+        it.lengths.long(),
+        torch._neg_view(-it.lengths),
+    ):
+        it.out.fill_(torch.nan)
+        assert torch.equal(it.paged_attention(lengths), expected)
+    with pytest.raises(ValueError, match=r"all sequences have 4294967310 keys; 2147483647"):
+        it.paged_attention(it.lengths.long() + torch.tensor([2**32, 0]))
