@@ -65,6 +65,25 @@ def test_a_library_is_built(cache, capfd):
     assert capfd.readouterr().err.count("the first build with ziglang takes minutes") == 1
 
 
+def test_builds_say_that_they_take_long_until_one_has_ended(cache, monkeypatch, capfd):
+    def interrupted(*arguments: object) -> bytes:
+        raise jit.BuildError("interrupted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cpp_extension, "compile_library", interrupted)
+        for _ in range(2):
+            with pytest.raises(jit.BuildError, match="interrupted"):
+                jit.load(make_spec())
+    assert capfd.readouterr().err.count("takes minutes") == 2
+    cflags = library.build_spec("plain").cflags
+    for number in (40, 41):
+        body = f"int answer() {{ return {number}; }}\n"
+        source = f'extern "C" __attribute__((visibility("default"))) {body}'
+        spec = make_spec(source=source, cflags=cflags, ldflags=("-nostdlib", "-nostdlib++"))
+        assert answer(spec) == number
+    assert capfd.readouterr().err.count("takes minutes") == 1
+
+
 def test_an_object_is_linked_into_a_library(cache):
     flags = (library.build_spec("plain").cflags, ("-nostdlib", "-nostdlib++"))
     sources = {

@@ -48,14 +48,21 @@ class HostCpp(NamedTuple):
         # Imported here because a filled cache has no use for it.
         from .cpp_extension import compile_library
 
-        variables = {}
-        for name in self.variables_of_its_cache:
-            if not os.environ.get(name):
-                # Beside the entries, where nobody else can write to.
-                variables[name] = _cache_of_zig(destination.parents[1])
         known = tuple(flag for flag in spec.cflags if flag not in self.unknown_flags)
         known_spec = replace(spec, cflags=known)
-        return compile_library(known_spec, self.command, workspace, destination, variables)
+        if not self.variables_of_its_cache:
+            return compile_library(known_spec, self.command, workspace, destination, {})
+        # Beside the entries, where nobody else can write to.
+        folder = destination.parents[1] / "zig"
+        own = {n: str(folder) for n in self.variables_of_its_cache if not os.environ.get(n)}
+        is_filled = folder / "is_filled"
+        if not is_filled.exists():
+            say("the first build with ziglang takes minutes, for a C++ library that is then kept")
+        make_private(folder)
+        library = compile_library(known_spec, self.command, workspace, destination, own)
+        if spec.toolchain == "host_cpp":  # objects need no library
+            is_filled.touch()
+        return library
 
     def __str__(self) -> str:
         first_line = self.version.partition("\n")[0].strip()
@@ -102,15 +109,6 @@ def _candidates() -> list[tuple[str, str, str]]:
     chosen = os.environ.get("CXX", "")
     named = [(f"CXX={chosen!r}", chosen, "CXX names it")] if chosen.strip() else []
     return named + [(name, name, f"it is {name} on PATH") for name in _STANDARD_NAMES]
-
-
-def _cache_of_zig(root: Path) -> str:
-    """A folder in the cache for what the compiler of `ziglang` keeps."""
-    folder = root / "zig"
-    if not folder.exists():
-        say("the first build with ziglang takes minutes, for a C++ library that is then kept")
-        make_private(folder)
-    return str(folder)
 
 
 def _zig_cpp() -> HostCpp | None:
