@@ -97,8 +97,9 @@ def attend(
         options["num_splits"] = num_splits
     if s_aux is not None:
         options["sink"] = as_sink(s_aux)
-    # Of wider tensors they have no meaning; vLLM gives them in any case.
-    options |= descales_of(q, k, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    if not (q_descale is k_descale is v_descale is None):
+        # Of wider tensors they have no meaning; vLLM gives them in any case.
+        options |= descales_of(q, k, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     if block_table is not None:
         ends = _checked_ends(k, v, block_table, options["cu_seqlens_k"])
         if torch.is_grad_enabled() and requires_any_grad(q, k, v):

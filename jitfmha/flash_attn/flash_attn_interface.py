@@ -120,17 +120,19 @@ def _attend(*, return_attn_probs: object = False, with_lse: bool = False, **give
 # Of vLLM's function of this name. What is refused would change numbers.
 _REFUSED = ("dynamic_causal", "mask_mod", "aux_tensors")
 _WITHOUT_EFFECT = {"scheduler_metadata", "fa_version", "cp_rank", "cp_tot_seqused_k"}
+_OF_VLLM = _WITHOUT_EFFECT.union(_REFUSED)
 
 
 def _attend_varlen(
     *, return_softmax_lse: object = False, cp_world_size: object = 1, **given: Any
 ) -> Any:
     with_lse = as_flag("return_softmax_lse", return_softmax_lse)
-    refuse_given(**{name: given.pop(name) for name in _REFUSED if name in given})
     if as_int("cp_world_size", cp_world_size) != 1:
         raise NotImplementedError("cp_world_size is not 1: keys of other ranks are not known here")
-    for name in _WITHOUT_EFFECT & given.keys():
-        del given[name]
+    if not _OF_VLLM.isdisjoint(given):
+        refuse_given(**{name: given.pop(name) for name in _REFUSED if name in given})
+        for name in _WITHOUT_EFFECT & given.keys():
+            del given[name]
     return _attend(with_lse=with_lse, **given)
 
 
