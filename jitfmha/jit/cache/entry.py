@@ -19,7 +19,9 @@ import stat
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -161,8 +163,12 @@ def write_entry(directory: Path, meta: EntryMeta, contents: Mapping[str, bytes])
         OSError: also where a network file system reports a full disk only at the end.
     """
     os.mkdir(directory, 0o700)
-    for name, content in {**contents, META_NAME: meta.to_bytes()}.items():
-        write_private(directory / name, content, durable=True)
+    files = {**contents, META_NAME: meta.to_bytes()}
+    # All at once: a disk that is waited for file by file takes ten times as long.
+    with ThreadPoolExecutor(len(files)) as pool:
+        write = partial(write_private, durable=True)
+        for _ in pool.map(write, (directory / name for name in files), files.values()):
+            pass
 
 
 @contextmanager
