@@ -1,5 +1,6 @@
 """Lengths that a CPU kernel finds plain are those that Python finds nothing wrong with."""
 
+import traceback
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -209,8 +210,9 @@ def test_numbers_that_change_in_place(rng, entry):
     for lengths, pages in (good, others[0], *wrong, others[1], *wrong, good):
         it.hold(lengths, pages)
         if (lengths, pages) in wrong:
-            with pytest.raises(ValueError, match=r"10|page (6|-1)|kv_last_page_lens is 4"):
+            with pytest.raises(ValueError, match=r"10|page (6|-1)|kv_last_page_lens is 4") as error:
                 call()
+            assert "LengthsNotPlain" not in "".join(traceback.format_exception(error.value))
         else:
             torch.testing.assert_close(call(), it.expected(), rtol=1e-5, atol=1e-5)
 

@@ -270,9 +270,12 @@ def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results
     else:
         of_forward = (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout)
         tensors = new_tuple(Tensors, (*of_forward, gradients, None, not is_left_to_kernel))
+        is_plain = True
         try:
             launch(tensors)
         except LengthsNotPlain:
+            is_plain = False  # what is wrong is no part of this error
+        if not is_plain:
             _clear_unused(prepared, arguments, gradients)
             launch(tensors._replace(lengths_are_checked=True))
     if dbias is not None:

@@ -279,10 +279,12 @@ def run_prepared(
                     launch(tensors)
             else:
                 launch(tensors)
+            return out, lse
         except LengthsNotPlain:
-            if not _covers_rows(prepared, arguments):
-                _clear_unused(arguments, out, lse)
-            launch(tensors._replace(lengths_are_checked=True))
+            pass  # what is wrong is no part of this error
+        if not _covers_rows(prepared, arguments):
+            _clear_unused(arguments, out, lse)
+        launch(tensors._replace(lengths_are_checked=True))
     return out, lse
 
 
