@@ -53,7 +53,9 @@ def ends_in(
         @functools.wraps(declared)
         def call(*arguments: P.args, **named: P.kwargs) -> R:
             declared(*arguments, **named)  # what is missing or not known ends in Python's own error
-            given = {**defaults, **dict(zip(names, arguments, strict=False)), **named}
+            given = defaults.copy()
+            given.update(zip(names, arguments, strict=False))
+            given.update(named)
             try:
                 return core(**given)
             except (TypeError, ValueError, NotImplementedError) as error:
