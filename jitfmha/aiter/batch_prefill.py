@@ -56,6 +56,7 @@ def _as_pages(name: str, x: Tensor) -> Tensor:
             f"{name} is {describe(x)}; expected (num_pages, page_size, heads, hdim), packed pages "
             "of five dimensions, or (num_pages, heads, hdim) with a key in each page"
         )
+    check_layout(name, x)
     if are_packed(x):
         return x
     return with_contiguous_rows(x if x.dim() == 4 else x[:, None])

@@ -375,6 +375,7 @@ def _persistent(
     drop_without_effect(without_effect)
     if not isinstance(K, Tensor) or not are_packed(K):
         raise ValueError(f"K is {describe(K)}; expected packed pages, of five dimensions")
+    check_layout("K", K)
     page_size = shape_of_keys(K)[1]
     last = (int32_vector("context_lens", context_lens) - 1) % max(page_size, 1) + 1
     pages = lists_of_pages(kv_indptr, kv_indices, last, page_size)

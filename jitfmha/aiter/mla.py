@@ -28,6 +28,7 @@ from ..layers.peer_values import (
 )
 from ..problem.arguments import Options
 from ..problem.checks import (
+    check_layout,
     describe,
     not_a_tensor,
     refuse_given,
@@ -100,6 +101,7 @@ def _latent_of(kv_buffer: Tensor) -> Tensor:
     """The pages without their dimension of one head."""
     if not isinstance(kv_buffer, Tensor):
         raise not_a_tensor("kv_buffer", kv_buffer)
+    check_layout("kv_buffer", kv_buffer)
     if kv_buffer.dim() != 4 or kv_buffer.shape[2] != 1:
         raise ValueError(
             f"kv_buffer is {describe(kv_buffer)}; expected (num_pages, page_size, 1, rank + r)"
