@@ -18,10 +18,15 @@ from .launch_estimate import KernelCycles
 CyclesOf = Literal["ready", "compiled", "aiter"]
 """Whose kernels: code objects of ours or of AITER's, or what is compiled for a call."""
 
-Part = Literal["forward", "short", "decode", "gradients", "deterministic", "dq", "dk_and_dv"]
-"""Of a pass: a forward kernel, or its workgroups that see no tile of keys whole; a kernel for few
-rows, whose waves share keys; the kernel of a backward pass that makes all gradients, or those that
-make some."""
+# fmt: off
+Part = Literal[
+    "forward", "one_wave", "short", "medium", "decode",
+    "gradients", "deterministic", "dq", "dk_and_dv",
+]
+# fmt: on
+"""Of a pass: a forward kernel, or its workgroups that have rows for one wave, or those that see no
+tile of keys whole: of up to two tiles, and of more; a kernel for few rows, whose waves share keys;
+the kernel of a backward pass that makes all gradients, or those that make some."""
 
 COLUMNS = (
     *("arch", "kernels", "part", "dtype", "hdim_q", "hdim_v", "rows", "masked"),
@@ -46,22 +51,24 @@ def kernel_cycles(
     Of ready kernels that is the size of a tile; compiled ones take less where some of their waves
     have no rows. Ready forward kernels with masks have two entries for a tile: with rows for one
     wave alone, and with all. A mask hides keys from waves with rows, which pass over them; those
-    without rows go through all. Large tiles have a third one, of workgroups that see no tile of
-    keys whole: their main loop has nothing to do. ``dtype`` is that of queries, "fp8" for both
-    forms.
+    without rows go through all. Others follow of workgroups that see no tile of keys whole, whose
+    main loop has nothing to do: of up to two tiles of keys, and of more. ``dtype`` is that of
+    queries, "fp8" for both forms.
     """
     found = _measured_cycles(arch, kernels, part, dtype, hdims, is_masked)
     if not (kernels == "ready" and part == "forward" and is_masked):
         return found
-    unmasked = _measured_cycles(arch, kernels, part, dtype, hdims, is_masked=False)
-    kind = arch, kernels, "short", is_masked, dtype, hdims
-    short = {row.cycles.rows: row.cycles for row in _rows() if row[:6] == kind}
+    others: dict[tuple[str, int], KernelCycles] = {
+        (row.part, row.cycles.rows): row.cycles
+        for row in _rows()
+        if (row.arch, row.kernels, row.dtype, row.hdims) == (arch, kernels, dtype, hdims)
+    }
     entries: list[KernelCycles] = []
-    for masked, plain in zip(found, unmasked, strict=True):
-        once = tuple(map(max, masked.once, plain.once))
-        entries += masked._replace(once=once), masked
-        if masked.rows in short:
-            entries.append(short[masked.rows])
+    for every in found:
+        entries += others.get(("one_wave", every.rows), every), every
+        entries += (
+            others[name, every.rows] for name in ("short", "medium") if (name, every.rows) in others
+        )
     return tuple(entries)
 
 

@@ -571,7 +571,7 @@ class ForwardEstimate:
             for seen in counts:
                 keys = seen.passed / num_splits
                 is_short = seen.by_all < self.ts_kv and num_splits == 1
-                of_tile = self._short_cycles(cycles) if is_short else cycles
+                of_tile = self._short_cycles(cycles, seen.passed) if is_short else cycles
                 size = self.cycles_of_place + of_tile.of_workgroup(shared, keys)
                 of_tiles.append(size)
                 sizes.append(size)
@@ -738,9 +738,11 @@ class ForwardEstimate:
             return self.cycles[0]
         return self.cycles[0].towards(self.cycles[1], rows)
 
-    def _short_cycles(self, cycles: KernelCycles) -> KernelCycles:
-        """Those of workgroups that see no tile of keys whole, if they were measured."""
-        return self.cycles[2] if len(self.cycles) > 2 else cycles
+    def _short_cycles(self, cycles: KernelCycles, keys: int) -> KernelCycles:
+        """Those of workgroups that see none of their tiles of keys whole, if they were measured."""
+        is_medium = keys > 2 * self.ts_kv and len(self.cycles) > 3
+        of_keys = 3 if is_medium else 2
+        return self.cycles[of_keys] if len(self.cycles) > of_keys else cycles
 
     def _keys_of_tiles(
         self, seqlen_q: int, seqlen_k: int, tiles: int, step: int

@@ -123,6 +123,7 @@ def test_workgroups_of_more_waves_take_what_lies_between():
         ("gfx942", "bf16", 64, (1, 64, 64), (64, 320), 2),
         # No tile of keys is whole, and first tiles hide behind nothing.
         ("gfx942", "bf16", 64, (1, 64, 64), (128, 128), 2),
+        ("gfx942", "bf16", 64, (1, 64, 64), (192, 192), 2),
         ("gfx950", "bf16", 64, (1, 64, 64), (64, 64), 2),
         ("gfx950", "bf16", 64, (16, 8, 8), (256, 256), 2),
         ("gfx942", "fp16", 128, (16, 32, 16), (2, 128), 2),
@@ -132,7 +133,7 @@ def test_short_calls_take_what_ready_kernels_do(chip, dtype, hdim, heads, length
     """By the cost model."""
     call = DrawnCall(chip, dtype, (hdim, hdim), heads, (lengths,), "gm0", mask)
     _, seconds = call.seconds()
-    assert call.estimated()["ready"] == pytest.approx(seconds["ready"], rel=0.06)
+    assert call.estimated()["ready"] == pytest.approx(seconds["ready"], rel=0.03)
 
 
 @pytest.mark.parametrize("arch", get_args(Arch))
@@ -157,7 +158,8 @@ def test_what_workgroups_take_grows_with_keys_and_with_those_that_share_a_unit()
             )
             kernel = KernelCycles(int(row["rows"]), of_row, once)
             assert min(*of_row, *once) > 0, row
-            for keys in (512, 2048):
+            # Workgroups that see no tile of keys whole go through few.
+            for keys in (64, 128) if row["part"] in ("short", "medium") else (512, 2048):
                 taken = [kernel.of_workgroup(n + 1, keys) for n in range(kernel.most_shared())]
                 # Another order of waves may save a little.
                 assert all(b > 0.95 * a for a, b in pairwise(taken)), row

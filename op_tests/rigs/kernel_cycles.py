@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from multiprocessing import get_context
@@ -31,6 +31,7 @@ from jitfmha.call.interface import fmha_bwd, fmha_fwd
 from jitfmha.emulator import emulate
 from jitfmha.emulator.profile import LaunchProfile
 from jitfmha.kernels.cycles import COLUMNS, Part
+from jitfmha.kernels.launch_estimate import WAVE_ROWS
 from jitfmha.kernels.ready.key_split import KeySplit
 
 from .modelled_call import Kernels, aligned, take_only, torch_dtype
@@ -62,6 +63,9 @@ _BACKWARD = tuple(
 # What workgroups go through: keys of forward kernels and those of dq, else queries. Kernels for few
 # rows often have few keys, for each of which they take less than for others.
 _LENGTHS, _LENGTHS_IN_DECODE = (512, 2048), (128, 2048)
+# Of workgroups that see no tile of keys whole: in tiles of keys. They have as many keys as rows.
+_SHORT: Mapping[str, tuple[int, int]] = {"short": (1, 2), "medium": (2, 4)}
+_MASKED = ("one_wave", *_SHORT)
 # Sequences that are the same memory. So workgroups find most of it in caches, as they do where as
 # many have the same keys, and wait for HBM for the rest.
 _BATCH = 16
@@ -99,7 +103,9 @@ def _kinds() -> Iterator[_Kind]:
     served: list[tuple[Kernels, Part, Served, tuple[int, ...]]] = [
         ("ready", "forward", _READY, (256, 128)),
         ("compiled", "forward", _COMPILED, (128, 32)),
+        ("ready", "one_wave", _READY, (256, 128)),
         ("ready", "short", _READY, (256, 128)),
+        ("ready", "medium", _READY, (256, 128)),
         ("compiled", "decode", _DECODE, (64, 32, 16)),
         ("ready", "gradients", _BACKWARD, (512, 256, 128)),
         ("ready", "deterministic", _BACKWARD, (256, 128)),
@@ -109,7 +115,7 @@ def _kinds() -> Iterator[_Kind]:
         ("named", "gradients", _BACKWARD, (256, 192, 128, 64)),
     ]
     for kernels, part, calls, rows in served:
-        masks = (True,) if part == "short" else (False, True)
+        masks = (True,) if part in _MASKED else (False, True)
         for (dtype, hdims), each, is_masked in product(calls, rows, masks):
             yield _Kind(kernels, part, dtype, hdims, each, is_masked)
 
@@ -127,8 +133,10 @@ def _profiles(
     if kind.part == "decode":
         # A query has them, as heads that are stacked.
         rows_q, gqa = 1, kind.rows
-    elif kind.part == "short":
+    elif kind.part in _SHORT:
         rows_q = length
+    elif kind.part == "one_wave":
+        rows_q = WAVE_ROWS
     elif kind.part not in ("forward", "dq"):
         rows_q, rows_k = rows_k, rows_q
 
@@ -145,7 +153,7 @@ def _profiles(
     with profiled as run, patch.object(KeySplit, "num_splits", _one):
         take_only(kind.kernels)
         try:
-            if kind.part in ("forward", "short", "decode"):
+            if kind.part in ("forward", "decode", *_MASKED):
                 # Where memory bounds a call, splits are chosen otherwise, and persistent kernels
                 # split by themselves; ready kernels take no number of splits.
                 num_splits = int(kind.kernels == "compiled")
@@ -197,20 +205,24 @@ def _measured(arch: chips.Arch, kind: _Kind) -> _Measured | None:
     chip = chips.chip(VIRTUAL_NODE[arch])
     units = chip.compute_units
     tiles: dict[str, int] = {}
+    key_tiles: dict[str, int] = {}
     for tree in trees_of(chip):
         tiles |= {row.symbol: row.ts_qo for row in tree.forward.rows}
+        key_tiles |= {row.symbol: row.ts_kv for row in tree.forward.rows}
         tiles |= {row.symbol: row.keys for row in tree.ready_backward.rows}
         tiles |= {row.symbol: row.ts for row in tree.aiter_backward.rows}
     # Of backward kernels those with few keys are for launches that leave units idle.
     spare = int(kind.rows == 128)
     lengths = _LENGTHS_IN_DECODE if kind.part == "decode" else _LENGTHS
-    if kind.part == "short":
-        # As many keys as rows, so that a mask hides each key from a row.
-        lengths = kind.rows // 4, kind.rows
-    found = _profiles(arch, kind, units - spare, lengths[0])
+    found = _profiles(arch, kind, units - spare, kind.rows if kind.part in _SHORT else lengths[0])
     if not found or tiles.get(found[0].kernel, kind.rows) != kind.rows:
         return None
     first = found[0]
+    if kind.part in _SHORT:
+        fewest, most = (count * key_tiles[first.kernel] for count in _SHORT[kind.part])
+        lengths = fewest, most
+        if most > kind.rows or _profiles(arch, kind, units, fewest)[0].kernel != first.kernel:
+            return None  # or another kernel has so few
     slices = max(round(first.launched_workgroups / units), 1)
     if kind.part == "decode" and slices > 1:
         return None  # more rows than a workgroup has
