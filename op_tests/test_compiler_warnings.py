@@ -4,7 +4,8 @@ import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -22,6 +23,8 @@ from jitfmha.kernels.modifiers import ModifierTraits
 from jitfmha.planning.target import CpuIsa
 from jitfmha.problem.problem import Direction
 from jitfmha.problem.score_features import AskedModifiers
+from jitfmha.rows.cpu import cpu_spec
+from jitfmha.rows.problem import KINDS, RowTraits
 
 Compiler = Literal["g++", "clang"]
 
@@ -115,7 +118,26 @@ def _device_kernels() -> list[ForwardTraits | BackwardTraits]:
     return found
 
 
-CPU_KERNELS = {traits.name: traits for traits in _cpu_kernels()}
+def _kernels_of_rows() -> dict[str, Callable[[], BuildSpec]]:
+    """With nothing but rows, and with all that there is."""
+    found: dict[str, Callable[[], BuildSpec]] = {}
+    for kind, dtype, isa, direction in itertools.product(
+        KINDS, ("fp32", "bf16", "fp16"), _X86_ISAS, get_args(Direction)
+    ):
+        has_weight, has_bias = kind != "softmax", kind == "layer_norm"
+        out_dtype = "int8" if direction == "forward" else dtype
+        for traits in (
+            RowTraits(kind, dtype, dtype, dtype, False, False, False),
+            RowTraits(kind, dtype, "fp32", out_dtype, has_weight, has_bias, True),
+        ):
+            found[f"{traits.name}_{direction}_{isa}"] = partial(cpu_spec, traits, direction, isa)
+    return found
+
+
+CPU_KERNELS: dict[str, Callable[[], BuildSpec]] = {
+    **{traits.name: partial(launcher_spec, traits) for traits in _cpu_kernels()},
+    **_kernels_of_rows(),
+}
 DEVICE_KERNELS = {traits.name: traits for traits in _device_kernels()}
 
 
@@ -150,7 +172,7 @@ def host_compiler(name: Compiler) -> list[str]:
     ("compiler", "name"), list(itertools.product(get_args(Compiler), CPU_KERNELS)), 4
 )
 def test_kernels_for_the_cpu(compiler, name, tmp_path):
-    check(launcher_spec(CPU_KERNELS[name]), host_compiler(compiler), tmp_path)
+    check(CPU_KERNELS[name](), host_compiler(compiler), tmp_path)
 
 
 @pytest.mark.sample("name", list(DEVICE_KERNELS), 2)

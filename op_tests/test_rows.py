@@ -14,7 +14,8 @@ from jitfmha.bench import rows
 from jitfmha.call import known_calls
 from jitfmha.planning.target import CallCache
 from jitfmha.rows import interface
-from jitfmha.rows.problem import KINDS
+from jitfmha.rows.problem import KINDS, RowBackwardArguments
+from jitfmha.rows.run import run_rows_backward
 
 
 def result_of(call: RowCall, x: Tensor, **options: object) -> tuple[Tensor, ...]:
@@ -95,6 +96,18 @@ def test_a_first_number_far_from_the_mean(first, rng):
     x[:, 0] = first
     expected, off = forward("layer_norm", x, None, None, 1e-5)
     check(jitfmha.layer_norm(x), expected, off, x.dtype)
+
+
+@pytest.mark.parametrize("at", [0, 20])
+def test_squares_that_overflow(at, rng):
+    """Such a row becomes zeros, as torch's does where its first number is not the large one."""
+    x = torch.randn(3, 40, generator=rng)
+    x[1, at] = 3e38
+    out = jitfmha.layer_norm(x)
+    assert (out[1] == 0).all()
+    torch.testing.assert_close(out[::2], torch.nn.functional.layer_norm(x[::2], (40,)))
+    arguments = RowBackwardArguments("layer_norm", x.sign(), None, x, None, None, 1e-5, False)
+    assert (run_rows_backward(arguments).x[1] == 0).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -89,24 +89,32 @@ constexpr int kSums = 4;
 // to it: in as many lanes as there are. Parts of it are added up on their own, so that no number is
 // rounded more than some 200 times.
 template <int kTerms>
-using Vectors = std::array<Vec, kTerms>;
+struct Vectors {
+  Vec of[kTerms];
+  Vec& operator[](int i) { return of[i]; }
+  const Vec& operator[](int i) const { return of[i]; }
+};
 template <int kTerms, class Term>
 inline Vectors<kTerms> sums_of_row(int64_t columns, const Term& term) {
-  constexpr int64_t kStep = kSums * kLanes, kPart = 64 * kStep;
-  Vectors<kTerms> total;
-  total.fill(simd::broadcast(0.0f));
+  // As many as there are registers for.
+  constexpr int kParts = kTerms > 2 ? 2 : kSums;
+  constexpr int64_t kStep = kParts * kLanes, kPart = 64 * kStep;
+  Vectors<kTerms> nothing;
+  std::fill_n(nothing.of, kTerms, simd::broadcast(0.0f));
+  Vectors<kTerms> total = nothing;
   int64_t i = 0;
   while (i + kStep <= columns) {
-    Vectors<kTerms> part[kSums];
-    for (auto& each : part) each.fill(simd::broadcast(0.0f));
+    Vectors<kTerms> part[kParts];
+    std::fill_n(part, kParts, nothing);
     for (const int64_t end = std::min(i + kPart, columns); i + kStep <= end; i += kStep)
-      for (int j = 0; j < kSums; ++j) {
+      for (int j = 0; j < kParts; ++j) {
         const Vectors<kTerms> terms = term(i + j * kLanes, AllLanes{});
         for (int t = 0; t < kTerms; ++t) part[j][t] = simd::add(part[j][t], terms[t]);
       }
-    for (int t = 0; t < kTerms; ++t)
-      total[t] = simd::add(total[t], simd::add(simd::add(part[0][t], part[1][t]),
-                                               simd::add(part[2][t], part[3][t])));
+    for (int t = 0; t < kTerms; ++t) {
+      for (int j = 2; j < kParts; ++j) part[j - 2][t] = simd::add(part[j - 2][t], part[j][t]);
+      total[t] = simd::add(total[t], simd::add(part[0][t], part[1][t]));
+    }
   }
   for_vectors(i, columns, [&](int64_t at, auto lanes) {
     const Vectors<kTerms> terms = term(at, lanes);
@@ -131,112 +139,102 @@ inline Vec largest_of_row(int64_t columns, float least, const Term& term) {
 
 // ---- Several rows -------------------------------------------------------------------------------
 
-// Short rows are worked on together, as many as a vector has lanes: what has to be done once for
+// Rows are worked on together, at most as many as a vector has lanes: what has to be done once for
 // each of them is done for all at once. A row's result is the same to the last bit alone.
-constexpr int64_t kShortColumns = 256;
-
-// A number of each row.
 using OfRows = std::array<float, kLanes>;
 
-// kTerms sums over each of kRows rows of term(row, column, lanes).
-template <int kRows, int kTerms, class Term>
-inline std::array<OfRows, kTerms> sums_of_rows(int64_t columns, const Term& term) {
-  Vec parts[kTerms][kRows];
-  for (int row = 0; row < kRows; ++row) {
-    const Vectors<kTerms> sums =
-        sums_of_row<kTerms>(columns, [&](int64_t at, auto lanes) { return term(row, at, lanes); });
-    for (int t = 0; t < kTerms; ++t) parts[t][row] = sums[t];
-  }
-  std::array<OfRows, kTerms> result;
-  for (int t = 0; t < kTerms; ++t)
-    if constexpr (kRows == 1) result[t][0] = simd::sum_lanes(parts[t][0]);
-    else simd::store(result[t].data(), simd::sum_rows(parts[t]));
-  return result;
-}
+// Rows of so many numbers lie in the first cache, or in the second one.
+constexpr int64_t kNearNumbers = 1 << 12, kFarNumbers = 1 << 15;
 
-template <int kRows, class Term>
-inline OfRows largest_of_rows(int64_t columns, float least, const Term& term) {
-  Vec most[kRows];
-  for (int row = 0; row < kRows; ++row)
-    most[row] = largest_of_row(columns, least,
-                               [&](int64_t at, auto lanes) { return term(row, at, lanes); });
-  OfRows result;
-  if constexpr (kRows == 1) {
-    result[0] = simd::largest_lane(most[0]);
-  } else {
-    simd::transpose(most);
-    for (int row = 1; row < kRows; ++row) most[0] = simd::max(most[row], most[0]);
-    simd::store(result.data(), most[0]);
-  }
-  return result;
-}
-
-// Calls run(rows, row) for the rows from `begin` to `end`, of which it has `rows` from `row` on.
+// Calls run(row, rows) for the rows from `begin` to `end`, of which it has `rows` from `row` on.
 template <class Run>
-inline void for_rows(int64_t begin, int64_t end, int64_t columns, const Run& run) {
-  int64_t row = begin;
-  if (columns <= kShortColumns)
-    for (; row + kLanes <= end; row += kLanes) run(AllLanes{}, row);
-  for (; row < end; ++row) run(std::integral_constant<int, 1>{}, row);
+inline void for_rows(int64_t begin, int64_t end, int64_t columns, int64_t numbers, const Run& run) {
+  const int64_t at_once = std::min<int64_t>(std::max<int64_t>(numbers / columns, 1), kLanes);
+  for (; begin < end; begin += at_once) run(begin, int(std::min(at_once, end - begin)));
 }
 
-// What rows are normalised by: (x - mean) * factor.
+// kTerms sums over each row of what term_of(row) gives.
+template <int kTerms, class TermOf>
+inline std::array<OfRows, kTerms> sums_of_rows(int rows, int64_t columns, const TermOf& term_of) {
+  std::array<OfRows, kTerms> result;
+  Vec parts[kTerms][kLanes];
+  for (int row = 0; row < kLanes; ++row) {
+    Vectors<kTerms> sums;
+    if (row < rows) sums = sums_of_row<kTerms>(columns, term_of(row));
+    else std::fill_n(sums.of, kTerms, simd::broadcast(0.0f));
+    for (int t = 0; t < kTerms; ++t)
+      if (rows == 1) result[t][0] = simd::sum_lanes(sums[t]);
+      else parts[t][row] = sums[t];
+    if (rows == 1) return result;
+  }
+  for (int t = 0; t < kTerms; ++t) simd::store(result[t].data(), simd::sum_rows(parts[t]));
+  return result;
+}
+
+// What rows are normalised by: (x - mean) * factor. And for gradients the sums of g and of
+// g (x - mean), where g_of(row) gives g(column, lanes).
 struct Statistics {
-  OfRows mean, factor;
+  OfRows mean, factor, sum, product;
 };
 
-template <int kRows>
-inline Statistics statistics_of(const Element* x, int64_t stride, int64_t columns, float eps) {
-  Statistics result;
+template <bool kHasG, class GOf>
+inline Statistics statistics_of(int rows, const Element* x, int64_t stride, int64_t columns,
+                                float eps, const GOf& g_of) {
+  constexpr bool kHasMean = kKind == Kind::layer_norm;
+  constexpr int kTerms = (kHasG + 1) * (kHasMean + 1), kAway = kHasG + 1;
   const float share = 1.0f / float(columns);
-  if constexpr (kKind == Kind::rms_norm) {
-    const auto [squares] = sums_of_rows<kRows, 1>(columns, [&](int row, int64_t at, auto lanes) {
-      const Vec each = load_row<Dtype>(x + row * stride + at, lanes);
-      return Vectors<1>{simd::mul(each, each)};
-    });
-    result.mean.fill(0.0f);
-    for (int row = 0; row < kRows; ++row) result.factor[row] = squares[row] * share;
-  } else {
-    const auto away_from = [&](const Element* from, float shift, int64_t at, auto lanes) {
-      const Vec each = simd::sub(load_row<Dtype>(from + at, lanes), simd::broadcast(shift));
-      const Vec away = where_in_row(each, lanes, 0.0f);
-      return Vectors<2>{away, simd::mul(away, away)};
+  Statistics result;
+  const auto term_of = [&](int row) {
+    return [from = x + row * stride, shift = simd::broadcast(result.mean[row]), g = g_of(row)](
+               int64_t at, auto lanes) {
+      Vec away = load_row<Dtype>(from + at, lanes);
+      if constexpr (kHasMean) away = where_in_row(simd::sub(away, shift), lanes, 0.0f);
+      Vectors<kTerms> terms;
+      terms[0] = simd::mul(away, away);
+      if constexpr (kHasMean) terms[kAway] = away;
+      if constexpr (kHasG) {
+        const Vec of_g = g(at, lanes);
+        terms[1] = simd::mul(of_g, away);
+        if constexpr (kHasMean) terms[3] = of_g;
+      }
+      return terms;
     };
-    // From the first number one pass is enough, as long as it lies within three standard deviations
-    // of the mean. From one that is far away, most of the squares would cancel.
-    for (int row = 0; row < kRows; ++row) {
-      float first[kLanes];
-      simd::store(first, load_row<Dtype>(x + row * stride, 1));
-      result.mean[row] = first[0];
+  };
+  // What a row's sums say: whether they are good enough. From the first number one pass is, as long
+  // as it lies within three standard deviations of the mean. From one that is far away, most of the
+  // squares would cancel, or overflow.
+  const auto finish = [&](int row, const auto& sum) {
+    float square = sum(0) * share, away = 0.0f;
+    if constexpr (kHasMean) away = sum(kAway) * share;
+    const bool is_near = away * away <= 0.9f * square && away * away < kInfinity;
+    result.mean[row] += away;
+    if (square < kInfinity) square -= away * away;
+    const float factor = result.factor[row] = 1.0f / std::sqrt(std::max(square, 0.0f) + eps);
+    if constexpr (kHasG) {
+      result.sum[row] = kHasMean ? sum(kTerms - 1) : 0.0f;
+      result.product[row] = factor == 0.0f ? 0.0f : sum(1) - away * result.sum[row];
     }
-    const auto [sums, squares] =
-        sums_of_rows<kRows, 2>(columns, [&](int row, int64_t at, auto lanes) {
-          return away_from(x + row * stride, result.mean[row], at, lanes);
-        });
-    bool all_are_near = true;
-    for (int row = 0; row < kRows; ++row) {
-      const float away = sums[row] * share, square = squares[row] * share;
-      result.mean[row] += away;
-      result.factor[row] = square - away * away;
-      all_are_near &= away * away <= 0.9f * square;
-    }
-    for (int row = 0; row < kRows && !all_are_near; ++row) {
-      float away = sums[row] * share;
-      if (away * away <= 0.9f * squares[row] * share) continue;
-      const auto [of_row, of_squares] = sums_of_row<2>(columns, [&](int64_t at, auto lanes) {
-        return away_from(x + row * stride, result.mean[row], at, lanes);
-      });
-      away = simd::sum_lanes(of_row) * share;
-      result.mean[row] += away;
-      result.factor[row] = simd::sum_lanes(of_squares) * share - away * away;
+    return is_near || !kHasMean;
+  };
+  for (int row = 0; row < rows; ++row) {
+    float first[kLanes];
+    simd::store(first, load_row<Dtype>(x + row * stride, 1));
+    result.mean[row] = kHasMean ? first[0] : 0.0f;
+  }
+  const auto sums = sums_of_rows<kTerms>(rows, columns, term_of);
+  for (int row = 0; row < rows; ++row) {
+    bool is_near = finish(row, [&](int t) { return sums[t][row]; });
+    for (int more = 0; more < 2 && !is_near; ++more) {
+      if (!(std::abs(result.mean[row]) < kInfinity)) result.mean[row] = 0.0f;
+      const auto again = sums_of_row<kTerms>(columns, term_of(row));
+      is_near = finish(row, [&](int t) { return simd::sum_lanes(again[t]); });
     }
   }
-  for (int row = 0; row < kRows; ++row)
-    result.factor[row] = 1.0f / std::sqrt(std::max(result.factor[row], 0.0f) + eps);
   return result;
 }
 
-// Columns whose results are made at a time, in the first cache.
+// Columns whose results are made at a time, of one row after the other: their weights stay in the
+// first cache.
 constexpr int64_t kStagedColumns = 1024;
 
 // Copies results to where nobody reads them before they have left the caches: lines that are
@@ -267,28 +265,28 @@ inline void finish_past_caches() {
 // Results of fewer bytes may be read again while they are in the caches.
 constexpr int64_t kPastCachesBytes = int64_t(16) << 20;
 
-// Calls make(column, lanes) for all columns, and writes what it gives as a row of D.
-template <class D, class Make>
-inline void write_row(typename D::Element* to, int64_t columns, bool past_caches,
-                      const Make& make) {
-  if (!past_caches) {
-    for_vectors(0, columns,
-                [&](int64_t at, auto lanes) { store_row<D>(to + at, make(at, lanes), lanes); });
-    return;
-  }
+// Writes what make_of(row) gives for (column, lanes) as rows of D.
+template <class D, class MakeOf>
+inline void write_rows(typename D::Element* to, int rows, int64_t columns, bool past_caches,
+                       const MakeOf& make_of) {
   alignas(64) typename D::Element staged[kStagedColumns];
   for (int64_t begin = 0; begin < columns; begin += kStagedColumns) {
     const int64_t end = std::min(begin + kStagedColumns, columns);
-    for_vectors(begin, end, [&](int64_t at, auto lanes) {
-      store_row<D>(staged + (at - begin), make(at, lanes), lanes);
-    });
-    copy_past_caches(to + begin, staged, (end - begin) * int64_t(sizeof(staged[0])));
+    for (int row = 0; row < rows; ++row) {
+      auto* const own = to + row * columns + begin;
+      auto* const made = past_caches ? staged : own;
+      const auto make = make_of(row);
+      for_vectors(begin, end, [&](int64_t at, auto lanes) {
+        store_row<D>(made + (at - begin), make(at, lanes), lanes);
+      });
+      if (past_caches) copy_past_caches(own, staged, (end - begin) * int64_t(sizeof(staged[0])));
+    }
   }
 }
 
 // As many multiplications as an element takes, with its share of the traffic.
 constexpr int64_t kElementCost = 16;
-// Elements of an item of work.
+// Elements of an item of work, at least.
 constexpr int64_t kItemElements = 1 << 14;
 
 }  // namespace
