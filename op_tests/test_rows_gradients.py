@@ -50,8 +50,9 @@ def test_many_rows(kind, dtypes, rng, poisoned_memory):
 
 
 def test_results_do_not_depend_on_threads(rng, num_threads):
-    x, dout = torch.randn(2, 900, 300, generator=rng)
-    weight = torch.randn(300, generator=rng)
+    """Nor on whether they go past the caches, as those of one thread do here."""
+    x, dout = torch.randn(2, 4200, 1001, generator=rng)
+    weight = torch.randn(1001, generator=rng)
     results = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)

@@ -82,59 +82,49 @@ inline void for_vectors(int64_t begin, int64_t end, const Visit& visit) {
   if (i < end) visit(i, int(end - i));
 }
 
-// Four vectors at a time: as many sums as the latency of an addition has room for.
-constexpr int kSums = 4;
-
-// kTerms sums over a row of what term(column, lanes) gives, which is 0 in lanes that do not belong
-// to it: in as many lanes as there are. Parts of it are added up on their own, so that no number is
-// rounded more than some 200 times.
+// kTerms vectors, each of another sum.
 template <int kTerms>
 struct Vectors {
   Vec of[kTerms];
   Vec& operator[](int i) { return of[i]; }
   const Vec& operator[](int i) const { return of[i]; }
 };
-template <int kTerms, class Term>
-inline Vectors<kTerms> sums_of_row(int64_t columns, const Term& term) {
-  // As many as there are registers for.
-  constexpr int kParts = kTerms > 2 ? 2 : kSums;
-  constexpr int64_t kStep = kParts * kLanes, kPart = 64 * kStep;
-  Vectors<kTerms> nothing;
-  std::fill_n(nothing.of, kTerms, simd::broadcast(0.0f));
-  Vectors<kTerms> total = nothing;
+
+// What join(joined, term) makes of `nothing` and all that term(column, lanes) gives over a row, in
+// as many lanes as there are; in lanes that do not belong to the row a term is `nothing`. Parts are
+// joined on their own, so that no number of a sum is rounded more than some 200 times.
+template <int kTerms, class Term, class Join>
+inline Vectors<kTerms> joined_row(int64_t columns, float nothing, const Term& term,
+                                  const Join& join) {
+  // As many vectors at a time as the latency of an addition has room for, and registers.
+  constexpr int kAtOnce = kTerms > 2 ? 2 : 4;
+  constexpr int64_t kStep = kAtOnce * kLanes, kPart = 64 * kStep;
+  const auto add = [&](Vectors<kTerms>& to, const Vectors<kTerms>& terms) {
+    for (int t = 0; t < kTerms; ++t) to[t] = join(to[t], terms[t]);
+  };
+  Vectors<kTerms> total, part[kAtOnce];
+  std::fill_n(total.of, kTerms, simd::broadcast(nothing));
   int64_t i = 0;
   while (i + kStep <= columns) {
-    Vectors<kTerms> part[kParts];
-    std::fill_n(part, kParts, nothing);
+    for (auto& each : part) std::fill_n(each.of, kTerms, simd::broadcast(nothing));
     for (const int64_t end = std::min(i + kPart, columns); i + kStep <= end; i += kStep)
-      for (int j = 0; j < kParts; ++j) {
-        const Vectors<kTerms> terms = term(i + j * kLanes, AllLanes{});
-        for (int t = 0; t < kTerms; ++t) part[j][t] = simd::add(part[j][t], terms[t]);
-      }
-    for (int t = 0; t < kTerms; ++t) {
-      for (int j = 2; j < kParts; ++j) part[j - 2][t] = simd::add(part[j - 2][t], part[j][t]);
-      total[t] = simd::add(total[t], simd::add(part[0][t], part[1][t]));
-    }
+      for (int j = 0; j < kAtOnce; ++j) add(part[j], term(i + j * kLanes, AllLanes{}));
+    for (int j = 2; j < kAtOnce; ++j) add(part[j - 2], part[j]);
+    add(part[0], part[1]);
+    add(total, part[0]);
   }
-  for_vectors(i, columns, [&](int64_t at, auto lanes) {
-    const Vectors<kTerms> terms = term(at, lanes);
-    for (int t = 0; t < kTerms; ++t) total[t] = simd::add(total[t], terms[t]);
-  });
+  for_vectors(i, columns, [&](int64_t at, auto lanes) { add(total, term(at, lanes)); });
   return total;
 }
-
-// The largest of term(column, lanes), which is `least` in lanes that do not belong to the row.
+template <int kTerms, class Term>
+inline Vectors<kTerms> sums_of_row(int64_t columns, const Term& term) {
+  return joined_row<kTerms>(columns, 0.0f, term, [](Vec a, Vec b) { return simd::add(a, b); });
+}
 template <class Term>
-inline Vec largest_of_row(int64_t columns, float least, const Term& term) {
-  constexpr int64_t kStep = kSums * kLanes;
-  Vec most[kSums];
-  for (Vec& each : most) each = simd::broadcast(least);
-  int64_t i = 0;
-  for (; i + kStep <= columns; i += kStep)
-    for (int j = 0; j < kSums; ++j) most[j] = simd::max(term(i + j * kLanes, AllLanes{}), most[j]);
-  for_vectors(i, columns,
-              [&](int64_t at, auto lanes) { most[0] = simd::max(term(at, lanes), most[0]); });
-  return simd::max(simd::max(most[0], most[1]), simd::max(most[2], most[3]));
+inline float largest_of_row(int64_t columns, float least, const Term& term) {
+  const auto terms = [&](int64_t at, auto lanes) { return Vectors<1>{term(at, lanes)}; };
+  const auto larger = [](Vec most, Vec a) { return simd::max(a, most); };
+  return simd::largest_lane(joined_row<1>(columns, least, terms, larger)[0]);
 }
 
 // ---- Several rows -------------------------------------------------------------------------------
@@ -262,7 +252,7 @@ inline void finish_past_caches() {
 #endif
 }
 
-// Results of fewer bytes may be read again while they are in the caches.
+// Results of fewer bytes, for each thread of rows, may be read again while they are in the caches.
 constexpr int64_t kPastCachesBytes = int64_t(16) << 20;
 
 // Writes what make_of(row) gives for (column, lanes) as rows of D.

@@ -116,7 +116,7 @@ def layer_norm(
 # Of a softmax or a LayerNorm of so few numbers for each thread, torch's own takes less time than
 # Python in front of the kernel; of so many times as few with gradients.
 MOST_OF_TORCH = {torch.float32: 1 << 14, torch.bfloat16: 1 << 13, torch.float16: 1 << 13}
-TIMES_WITH_GRADIENTS, MOST_WITH_GRADIENTS = 32, 1 << 22
+TIMES_WITH_GRADIENTS, MOST_WITH_GRADIENTS = 32, 1 << 21
 _FLOAT32 = torch.float32
 _softmax_of_torch, _layer_norm_of_torch = torch.softmax, torch.layer_norm
 
