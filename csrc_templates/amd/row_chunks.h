@@ -2,37 +2,47 @@
 // out together.
 #pragma once
 
-// kWidth numbers as floats.
-struct Floats {
-  float of[kWidth];
-};
+// kWidth numbers as floats. Operations take two at once, where instructions do.
+typedef float Floats __attribute__((ext_vector_type(kWidth)));
 
 template <class Function>
 __device__ inline Floats each(Floats a, const Function& function) {
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) a.of[i] = function(a.of[i]);
+  for (int i = 0; i < kWidth; ++i) a[i] = function(a[i]);
   return a;
 }
-__device__ inline Floats operator*(Floats a, float b) {
-  return each(a, [&](float x) { return x * b; });
+
+// a - b. The compiler makes sums two at a time, but differences one by one.
+__device__ inline Floats less(Floats a, float b) {
+  asm("v_mul_f32 %0, -1.0, %0" : "+v"(b));
+  return a + b;
 }
-__device__ inline Floats operator+(Floats a, Floats b) {
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) a.of[i] += b.of[i];
-  return a;
-}
-__device__ inline Floats operator*(Floats a, Floats b) {
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) a.of[i] *= b.of[i];
-  return a;
-}
+
 // Two sums side by side, which one instruction adds to.
-__device__ inline float sum_of(Floats a) {
-  if constexpr (kWidth == 1) return a.of[0];
-  f32x2 sums = 0;
+constexpr int kSums = kWidth > 1 ? 2 : 1;
+typedef float Sums __attribute__((ext_vector_type(kSums)));
+template <class Some>
+__device__ inline Sums with(Sums sums, Some a) {
+  if constexpr (sizeof(Some) == sizeof(Sums)) return sums + a;
+  else return with(with(sums, a.lo), a.hi);
+}
+__device__ inline float sum_of(Sums sums) {
+  if constexpr (kSums == 1) return sums[0];
+  else return sums[0] + sums[1];
+}
+
+// The largest of all, or of their absolute values. The compiler would take an instruction for each
+// to look for a signalling NaN.
+template <bool kAbsolute>
+__device__ inline float largest_with(float largest, Floats a) {
 #pragma unroll
-  for (int i = 0; i + 1 < kWidth; i += 2) sums += f32x2{a.of[i], a.of[i + 1]};
-  return sums.x + sums.y;
+  for (int i = 0; i < kWidth; i += kSums) {
+    const float first = a[i], second = a[i + kSums - 1];
+    if constexpr (kAbsolute)
+      asm("v_max3_f32 %0, |%1|, |%2|, %0" : "+v"(largest) : "v"(first), "v"(second));
+    else asm("v_max3_f32 %0, %1, %2, %0" : "+v"(largest) : "v"(first), "v"(second));
+  }
+  return largest;
 }
 
 // The same as they lie in memory: words of 16 bytes at most, which one instruction moves.
@@ -56,29 +66,34 @@ struct Numbers {
   }
 };
 
+// The compiler knows no longer what they are, and waits until they are there.
+template <class E>
+__device__ inline void take_as_new(Numbers<E>& numbers) {
+#pragma unroll
+  for (auto& word : numbers.words) asm volatile("" : "+v"(word));
+}
+
 template <class E>
 __device__ inline Floats floats_of(const Numbers<E>& from) {
   Floats result;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
     const unsigned bits = from.dword(i);
-    if constexpr (E::kBytes == 4) result.of[i] = bits_as<float>(bits);
+    if constexpr (E::kBytes == 4) result[i] = bits_as<float>(bits);
     else if constexpr (__is_same(E, BF16))
-      result.of[i] = bits_as<float>(i % 2 ? bits & 0xffff0000u : bits << 16);
-    else result.of[i] = bits_as<_Float16>(static_cast<unsigned short>(i % 2 ? bits >> 16 : bits));
+      result[i] = bits_as<float>(i % 2 ? bits & 0xffff0000u : bits << 16);
+    else result[i] = bits_as<_Float16>(static_cast<unsigned short>(i % 2 ? bits >> 16 : bits));
   }
   return result;
 }
 
-// Rounded to nearest even.
+// Rounded to nearest even. Those that become 8 bits are no larger than these are.
 template <class E>
 __device__ inline Numbers<E> numbers_of(const Floats& from) {
   Numbers<E> result;
-  const auto at = [&](int i) { return i < kWidth ? from.of[i] : 0.0f; };
+  const auto at = [&](int i) { return i < kWidth ? from[i] : 0.0f; };
   // In the last byte: floats between 2^23 and 2^24 are whole numbers.
-  const auto byte = [&](int i) {
-    return bits_of(__builtin_amdgcn_fmed3f(at(i), -kLargest, kLargest) + 0x1.8p23f);
-  };
+  const auto byte = [&](int i) { return bits_of(at(i) + 0x1.8p23f); };
   constexpr int kOfDword = 4 / E::kBytes;
 #pragma unroll
   for (int i = 0; i < kWidth; i += kOfDword) {
@@ -92,7 +107,7 @@ __device__ inline Numbers<E> numbers_of(const Floats& from) {
       bits = __builtin_amdgcn_cvt_pk_fp8_f32(at(i + 2), at(i + 3), bits, true);
     } else {
       const auto pair = [&](int j) { return __builtin_amdgcn_perm(byte(j + 1), byte(j), 0x0400); };
-      bits = pair(i) & 0xffff | pair(i + 2) << 16;
+      bits = lower_halves(pair(i), pair(i + 2));
     }
     result.set_dword(i, bits);
   }
@@ -137,8 +152,6 @@ __device__ inline __amdgpu_buffer_rsrc_t one_row_of(Global<const void> base, lon
 
 constexpr int kWaveLanes = kRowLanes < 64 ? kRowLanes : 64;
 constexpr int kWavesOfRow = kRowLanes > 64 ? kRowLanes / 64 : 1;
-// Each time has a place of its own, so that nobody waits for those who still read the last one.
-constexpr int kTurns = 4;
 using Shared = Lds<float>;
 
 __device__ inline void wait_for_waves() {
@@ -171,38 +184,47 @@ __device__ inline float over_lanes(float x, const Combine& combine) {
   return x;
 }
 
-// combine(x, y) of each of some numbers over all threads of the row, of which each gets the same.
-// They have turns from `turn` on.
-template <int kCount, class Combine>
-__device__ inline void over_row(Shared shared, int turn, float (&x)[kCount],
-                                const Combine& combine) {
-#pragma unroll
-  for (float& own : x) {
-    own = over_lanes<kWaveLanes>(own, combine);
-    if constexpr (kWaveLanes == 32) own = combine(own, from_other(own, 16));
-    if constexpr (kWaveLanes == 64) {
-      // The last lane of a sixteen goes to the next sixteen, that of the first 32 to the others.
-      constexpr int kOfSixteen = 0x142, kOfHalf = 0x143, kLast = 63;
-      own = with_pattern<kOfHalf>(with_pattern<kOfSixteen>(own, combine), combine);
-      own = bits_as<float>(__builtin_amdgcn_readlane(bits_as<int>(own), kLast));
-    }
+// combine(x, y) over the lanes of a row that one wave has, of which each gets the same.
+template <class Combine>
+__device__ inline float over_wave(float x, const Combine& combine) {
+  x = over_lanes<kWaveLanes>(x, combine);
+  if constexpr (kWaveLanes == 32) x = combine(x, from_other(x, 16));
+  if constexpr (kWaveLanes == 64) {
+    // The last lane of a sixteen goes to the next sixteen, that of the first 32 to the others.
+    constexpr int kOfSixteen = 0x142, kOfHalf = 0x143, kLast = 63;
+    x = with_pattern<kOfHalf>(with_pattern<kOfSixteen>(x, combine), combine);
+    x = bits_as<float>(__builtin_amdgcn_readlane(bits_as<int>(x), kLast));
   }
-  if constexpr (kWavesOfRow > 1) {
-    static_assert(kWavesOfRow <= 16);
-    const int thread = __builtin_amdgcn_workitem_id_x();
-    const Shared of_turn = shared + turn * kWavesOfRow;
-#pragma unroll
-    for (int n = 0; n < kCount; ++n)
-      if (thread % 64 == 0) of_turn[n * kWavesOfRow + thread / 64 % kWavesOfRow] = x[n];
-    wait_for_waves();
-#pragma unroll
-    for (int n = 0; n < kCount; ++n)
-      x[n] = over_lanes<kWavesOfRow>(of_turn[n * kWavesOfRow + thread % kWavesOfRow], combine);
-  }
+  return x;
 }
+
+// Each time has a place of its own, so that nobody waits for those who still read the last one.
+// Puts in place of the numbers x those of all waves of the row, of a wave in every kWavesOfRow-th
+// lane; false where a row has no more than one wave. They have turns from `turn` on.
+template <int kCount>
+__device__ inline bool over_waves(Shared shared, int turn, float* x) {
+  if constexpr (kWavesOfRow == 1) return false;
+  static_assert(kWavesOfRow <= 16);
+  const int thread = __builtin_amdgcn_workitem_id_x();
+  const Shared of_turn = shared + turn * kWavesOfRow;
+#pragma unroll
+  for (int n = 0; n < kCount; ++n)
+    if (thread % 64 == 0) of_turn[n * kWavesOfRow + thread / 64 % kWavesOfRow] = x[n];
+  wait_for_waves();
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) x[n] = of_turn[n * kWavesOfRow + thread % kWavesOfRow];
+  return true;
+}
+
+// combine(x, y) over all threads of the row, of which each gets the same.
 template <class Combine>
 __device__ inline float over_row(Shared shared, int turn, float x, const Combine& combine) {
-  float one[] = {x};
-  over_row(shared, turn, one, combine);
-  return one[0];
+  x = over_wave(x, combine);
+  return over_waves<1>(shared, turn, &x) ? over_lanes<kWavesOfRow>(x, combine) : x;
 }
+
+__device__ inline float larger(float a, float b) {
+  asm("v_max_f32 %0, %0, %1" : "+v"(a) : "v"(b));
+  return a;
+}
+__device__ inline float added(float a, float b) { return a + b; }

@@ -35,7 +35,7 @@ struct Place {
   // Of these zeros, so that each number counts once.
   __device__ Floats once(int i, Floats a) const {
 #pragma unroll
-    for (int j = 0; kIsRagged && j < kWidth - 1; ++j) a.of[j] = j < shared_of(i) ? 0 : a.of[j];
+    for (int j = 0; kIsRagged && j < kWidth - 1; ++j) a[j] = j < shared_of(i) ? 0 : a[j];
     return a;
   }
 
@@ -47,6 +47,16 @@ struct Place {
     return left < kOfShare ? left : kOfShare;
   }
   __device__ float part() const { return 1.0f / static_cast<float>(count(share)); }
+  __device__ int wave() const { return lane / 64; }
+  __device__ float count_of_wave(int wave) const {
+    int numbers = 0;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int left = columns - ((i + share * kHeld) * kRowLanes + wave * 64) * kWidth;
+      numbers += left < 0 ? 0 : left < kWaveLanes * kWidth ? left : kWaveLanes * kWidth;
+    }
+    return static_cast<float>(numbers);
+  }
   __device__ unsigned column(int i) const { return has(i) ? first_of(i) : kNowhere; }
   // In the buffer of the workgroup's rows. Those that there are not lie behind its end.
   __device__ unsigned offset(int i, long stride) const {
@@ -63,6 +73,14 @@ struct Place {
   }
 };
 
+// Floats of what stays as it came. With kAgain those that the last pass over the row made are not
+// kept.
+template <class E, bool kAgain>
+__device__ inline Floats widened(Numbers<E>& from) {
+  if constexpr (kAgain) take_as_new(from);
+  return floats_of<E>(from);
+}
+
 // A weight or a bias, which is on its way with the first row where kHoldsWeights.
 struct Weights {
   __amdgpu_buffer_rsrc_t all;
@@ -74,8 +92,13 @@ struct Weights {
     for (int i = 0; kHoldsWeights && i < kHeld; ++i)
       held[i] = load_numbers<Weight>(all, place.column(i));
   }
-  __device__ Floats at(int i, const Place& place) const {
-    if (kHoldsWeights) return floats_of<Weight>(held[i]);
+  // Waited for in a loop, they would hold up what has been stored there, too.
+  __device__ void wait() {
+#pragma unroll
+    for (auto& numbers : held) take_as_new(numbers);
+  }
+  __device__ Floats at(int i, const Place& place) {
+    if (kHoldsWeights) return widened<Weight, kWidensWeightsAgain>(held[i]);
     return floats_of<Weight>(load_numbers<Weight>(all, place.column(i)));
   }
 };
@@ -114,7 +137,7 @@ constexpr int kShareLanes = lanes_for(kShares);
 // kShareLanes-th lane, by kCount * kShares words; false where a row has one workgroup, or there is
 // none.
 template <int kCount>
-__device__ inline bool over_shares(Global<Word> words, const Place& place, float (&x)[kCount]) {
+__device__ inline bool over_shares(Global<Word> words, const Place& place, float* x) {
   if (kShares == 1 || place.row >= place.rows) return false;
   static_assert(kShares == 1 || kRowLanes >= 64 && kCount * kShareLanes <= 64 && kShareLanes <= 16);
   constexpr Word kIsThere = 1ul << 32;
@@ -136,17 +159,21 @@ __device__ inline bool over_shares(Global<Word> words, const Place& place, float
   return true;
 }
 
-// What lanes have to do with shares.
-struct Shares {
-  float count;  // of numbers, and 0 in lanes without a share
-  bool is_there;
+// What lanes have to do with the parts of a row: one in every kLanes-th of them, with so many
+// numbers, or none.
+template <int kLanes>
+struct Parts {
+  float count;
 
-  __device__ explicit Shares(const Place& place) {
-    const int of = place.lane % kShareLanes;
-    is_there = of < kShares;
-    count = is_there ? static_cast<float>(place.count(of)) : 0;
-  }
-  __device__ float sum(float x) const {
-    return over_lanes<kShareLanes>(is_there ? x : 0, [](float a, float b) { return a + b; });
-  }
+  __device__ float sum(float x) const { return over_lanes<kLanes>(count > 0 ? x : 0, added); }
+  __device__ float largest(float x) const { return over_lanes<kLanes>(x, larger); }
 };
+
+// Those that waves have of a workgroup's share of a row, and those that workgroups have of it.
+__device__ inline Parts<kWavesOfRow> waves_of(const Place& place) {
+  return {place.count_of_wave(place.lane % kWavesOfRow)};
+}
+__device__ inline Parts<kShareLanes> shares_of(const Place& place) {
+  const int share = place.lane % kShareLanes;
+  return {share < kShares ? static_cast<float>(place.count(share)) : 0};
+}

@@ -25,33 +25,35 @@ ELEMENTS = {"fp32": "FP32", "bf16": "BF16", "fp16": "FP16", "int8": "INT8"}
 ELEMENTS |= dict.fromkeys(FP8_NAMES.values(), "FP8")
 LARGEST = {"int8": 127, "fp8_e4m3fn": 448, "fp8_e4m3fnuz": 240}
 LOAD_BYTES = 16
-# Of a thread, before a row has more threads: enough on their way, and enough rows in a workgroup.
+# Of a thread, before a row has more threads: enough on their way.
 _WANTED_CHUNKS = 4
 _WAVE, _MOST_THREADS, _LEAST_THREADS = 64, 1024, 256
 # Workgroups of a row: as many lanes combine what they found.
 _MOST_SHARES = 16
-# Numbers of a thread, for which so many threads have registers, as floats, too. Half as many keep
-# twice as many as they came, which do not wait for a scale.
-_HELD = 32
+# Numbers of a thread that wait as floats, and registers of all that forward holds, of the 128 that
+# each of most threads has.
+_HELD, _HELD_REGISTERS = 32, 112
 # The same in backward, of the 128 that each has.
 _SUMMED_REGISTERS = 85
-# Workgroups with a block of rows each; more have not the registers.
-_STREAMS_OF_UNIT = 3
 # What a share of a row finds out in backward.
 _NUMBERS_OF_SHARE: dict[Kind, int] = {"softmax": 1, "rms_norm": 2, "layer_norm": 4}
-# Whose gradients one unit reads as quickly as two, where threads have several loads on their way
-# and so large a part of their lanes has all of them: LayerNorm's do not where HBM has more for each
-# unit.
-_READ_BY_ONE: dict[tuple[Arch, Kind], float] = {
-    ("gfx942", "rms_norm"): 3 / 4,
-    ("gfx942", "layer_norm"): 7 / 8,
-    ("gfx950", "rms_norm"): 7 / 8,
+# From how many columns on one unit is as quick as two: blocks have parts of gradients, which are
+# traffic, too. LayerNorm's are not where HBM has more for each unit.
+_READ_BY_ONE: dict[tuple[Arch, Kind], int] = {
+    ("gfx942", "rms_norm"): 4096,
+    ("gfx942", "layer_norm"): 4096,
+    ("gfx950", "rms_norm"): 12288,
 }
 # Of a gradient, which a workgroup adds up: a line of the cache, or up to four, so that all of them
 # run at once.
 _COMBINED_COLUMNS, _MOST_COMBINED_COLUMNS, _COMBINING_WORKGROUPS = 32, 128, 256
 MOST_STRIDE = 1 << 21
 """From which on the rows of a workgroup may be further apart than a buffer reaches."""
+
+
+def _threads_of_unit(held_registers: int) -> int:
+    """How many have registers for what each holds, and for what it computes with."""
+    return 1024 if held_registers <= 88 else 768 if held_registers <= 128 else 512
 
 
 class RowKernel(NamedTuple):
@@ -62,7 +64,8 @@ class RowKernel(NamedTuple):
         ragged: whether rows are no multiple of it.
         row_lanes, threads: of a row and of a workgroup.
         held: loads of a row that a thread keeps.
-        streams: whether forward a workgroup has a block of rows, one after the other.
+        streams: forward, how many workgroups of a unit have a block of rows each, one after the
+            other; 0: workgroups have rows at one time.
         is_alone: whether forward a row has a unit to itself.
         combined_columns: those that a workgroup behind backward adds up.
         units_of_block: backward, compute units for each block of rows with parts of gradients,
@@ -78,7 +81,7 @@ class RowKernel(NamedTuple):
     row_lanes: int
     threads: int
     held: int
-    streams: bool
+    streams: int
     is_alone: bool
     combined_columns: int
     units_of_block: int
@@ -101,24 +104,24 @@ class RowKernel(NamedTuple):
         threads, and registers for weights.
         """
         chunks = -(-columns // width)
-        registers = -(-width * DTYPE_BYTES[traits.dtype] // 4)
-        # Results of 8 bits are too few to hide loads behind them.
-        streams = traits.is_quantised and not is_alone and chunks <= _WANTED_CHUNKS * _LEAST_THREADS
-        # Forward may keep more, so that few lanes have nothing to do at the end of a row.
-        wanted, more, most_threads, most_held = _WANTED_CHUNKS, 1, _MOST_THREADS, _HELD // width
-        if not traits.is_quantised:
-            more, most_threads, most_held = 4, _MOST_THREADS // 2, 2 * most_held
+        registers, of_weights = (
+            -(-width * DTYPE_BYTES[dtype] // 4) for dtype in (traits.dtype, traits.weight_dtype)
+        )
+        # Of what forward holds for each load: this row and the next one, floats, and weights.
+        of_load = 2 * registers * (1 + traits.has_residual) + width
+        of_load += of_weights * (traits.has_weight + traits.has_bias)
         is_alone &= direction == "forward"
-        if is_alone:
-            wanted, more = 1, 1
+        most_held = min(_HELD // width, _HELD // 2, _HELD_REGISTERS // of_load)
+        most_threads = _MOST_THREADS
+        wanted = 1 if is_alone else min(_WANTED_CHUNKS, most_held)
         if direction == "backward":
             # Two tensors of this row and the next one, the weight, and two sums of floats.
-            wanted, more, most_threads = 1, 0, _MOST_THREADS
-            most_held = _SUMMED_REGISTERS // (5 * registers + 2 * width)
+            wanted, most_held = 1, _SUMMED_REGISTERS // (5 * registers + 2 * width)
         ragged, shares, lanes = columns % width != 0, 1, 1
         if chunks > most_threads * most_held:
-            lanes, held = _LEAST_THREADS, _HELD // width
+            lanes, held = most_threads, most_held
             if direction == "backward":
+                lanes = _LEAST_THREADS
                 # Of more shares there are fewer blocks, whose gradients are parts to add up.
                 while lanes * most_held * _MOST_SHARES < chunks:
                     lanes *= 2
@@ -128,17 +131,20 @@ class RowKernel(NamedTuple):
                 # What shares tell takes registers, too.
                 most_threads = max(lanes, most_threads // 2)
         else:
-            while lanes < most_threads and lanes * (wanted + more) < chunks + more:
+            while lanes < most_threads and lanes * wanted < chunks:
                 lanes *= 2
             held = -(-chunks // lanes)
-        threads = most_threads
+        threads, streams = most_threads, 0
         if direction == "forward":
-            threads = lanes if lanes > _WAVE and not streams else _LEAST_THREADS
+            does_stream = shares == 1 and not is_alone
+            threads = max(lanes, _WAVE) if does_stream or lanes > _WAVE else _LEAST_THREADS
+            if does_stream:
+                streams = max(_threads_of_unit(held * of_load) // threads, 1)
         combined = _COMBINED_COLUMNS
         while combined < _MOST_COMBINED_COLUMNS and columns > combined * _COMBINING_WORKGROUPS:
             combined *= 2
-        keeps_up = chunks >= lanes * held * _READ_BY_ONE.get((arch, traits.kind), inf)
-        units = 2 if shares == 1 and held > 1 and keeps_up else shares
+        keeps_up = columns >= _READ_BY_ONE.get((arch, traits.kind), inf)
+        units = 2 if shares == 1 and keeps_up else shares
         of_row = width, ragged, lanes, threads, held, streams, is_alone
         return cls(traits, direction, arch, *of_row, combined, units, shares)
 
@@ -182,7 +188,7 @@ def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
         "weight_element": ELEMENTS[traits.weight_dtype],
         "out_element": ELEMENTS[traits.out_dtype],
         # Backward they serve many rows; forward, where registers have room for them.
-        "holds_weights": direction == "backward" or kernel.streams or kernel.is_alone,
+        "holds_weights": direction == "backward" or kernel.streams > 0 or kernel.is_alone,
         "largest": f"{LARGEST.get(traits.out_dtype, 0)}.0f",
     }
     traits_of_rows = jit.render("amd/rows_traits.h.in", constants)
@@ -245,7 +251,7 @@ def planned_rows(
     kernel = RowKernel.of(traits, direction, target.arch, columns, width, is_alone=is_alone)
     blocks = -(-rows // kernel.rows)
     if kernel.streams:
-        blocks = min(rows, _STREAMS_OF_UNIT * target.compute_units)
+        blocks = min(blocks, kernel.streams * target.compute_units)
     if blocks * kernel.shares * kernel.threads >= 1 << 32:
         raise NotImplementedError(
             f"x has {rows} rows of {columns} numbers; a launch has room for less than 2**32 threads"

@@ -49,7 +49,7 @@ def test_the_longest_rows(dtype, rng, poisoned_memory):
 @pytest.fixture
 def few_threads(monkeypatch):
     """So few that rows of some thousand numbers have several workgroups."""
-    monkeypatch.setattr(amd, "_MOST_THREADS", 256)
+    monkeypatch.setattr(amd, "_MOST_THREADS", 128)
     monkeypatch.setattr(amd, "_LEAST_THREADS", 64)
 
 
@@ -91,11 +91,14 @@ def test_many_short_rows(columns, rng, poisoned_memory):
         assert not run.findings()
 
 
-@pytest.mark.parametrize("columns", [16, 4000])
-def test_blocks_of_quantised_rows(columns, rng, poisoned_memory, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "columns"), [("rms_norm", 16), ("rms_norm", 4000), ("softmax", 4000)]
+)
+def test_blocks_of_quantised_rows(kind, columns, rng, poisoned_memory, monkeypatch):
     """Of which a workgroup has some, at once and one after the other."""
     x, residual = torch.randn(2, 150, columns, generator=rng).bfloat16()
-    call = RowCall("rms_norm", x, residual, torch.randn(columns, generator=rng), None, 1e-6)
+    weight = torch.randn(columns, generator=rng) if kind == "rms_norm" else None
+    call = RowCall(kind, x, residual, weight, None, 1e-6)
     with jitfmha.emulate("gfx950", check=True, random_order=drawn_index(rng, 100)) as run:
         monkeypatch.setattr(TARGET_HERE.get(), "compute_units", 2)
         check_call(call, [torch.int8])
@@ -184,8 +187,8 @@ def test_no_gradient_of_long_rows_spills(columns, arch):
 def test_threads_of_a_row():
     traits = RowTraits("softmax", "bf16", "bf16", "bf16", *(False,) * 3)
     for columns, expected in (
-        *((8, (1, 256, 1)), (32, (1, 256, 4)), (1024, (32, 256, 4)), (2048, (64, 256, 4))),
-        *((8192, (256, 256, 4)), (32768, (512, 512, 8)), (131072, (256, 256, 4))),
+        *((8, (1, 64, 1)), (32, (1, 64, 4)), (1024, (32, 64, 4)), (2048, (64, 64, 4))),
+        *((8192, (256, 256, 4)), (32768, (1024, 1024, 4)), (131072, (1024, 1024, 4))),
     ):
         kernel = RowKernel.of(traits, "forward", "gfx942", columns, 8, is_alone=False)
         assert (kernel.row_lanes, kernel.threads, kernel.held) == expected
