@@ -141,13 +141,6 @@ __device__ inline void store_numbers(__amdgpu_buffer_rsrc_t to, unsigned place,
   }
 }
 
-// One row of weights.
-template <class E>
-__device__ inline __amdgpu_buffer_rsrc_t one_row_of(Global<const void> base, long columns) {
-  return __builtin_amdgcn_make_buffer_rsrc((void*)base, 0, static_cast<int>(columns) * E::kBytes,
-                                           kRawBuffer);
-}
-
 // ---- What the threads of a row find out together ------------------------------------------------
 
 constexpr int kWaveLanes = kRowLanes < 64 ? kRowLanes : 64;

@@ -47,7 +47,6 @@ struct Place {
     return left < kOfShare ? left : kOfShare;
   }
   __device__ float part() const { return 1.0f / static_cast<float>(count(share)); }
-  __device__ int wave() const { return lane / 64; }
   __device__ float count_of_wave(int wave) const {
     int numbers = 0;
 #pragma unroll
@@ -81,27 +80,40 @@ __device__ inline Floats widened(Numbers<E>& from) {
   return floats_of<E>(from);
 }
 
-// A weight or a bias, which is on its way with the first row where kHoldsWeights.
+// A weight or a bias, which is on its way with the first row.
 struct Weights {
-  __amdgpu_buffer_rsrc_t all;
-  Numbers<Weight> held[kHoldsWeights ? kHeld : 1];
+  Numbers<Weight> held[kHeld];
 
-  __device__ Weights(Global<const void> at, const Place& place)
-      : all(one_row_of<Weight>(at, place.columns)) {
+  __device__ Weights(Global<const void> at, const Place& place) {
+    const __amdgpu_buffer_rsrc_t all =
+        __builtin_amdgcn_make_buffer_rsrc((void*)at, 0, place.columns * Weight::kBytes, kRawBuffer);
 #pragma unroll
-    for (int i = 0; kHoldsWeights && i < kHeld; ++i)
-      held[i] = load_numbers<Weight>(all, place.column(i));
+    for (int i = 0; i < kHeld; ++i) held[i] = load_numbers<Weight>(all, place.column(i));
   }
   // Waited for in a loop, they would hold up what has been stored there, too.
   __device__ void wait() {
 #pragma unroll
     for (auto& numbers : held) take_as_new(numbers);
   }
-  __device__ Floats at(int i, const Place& place) {
-    if (kHoldsWeights) return widened<Weight, kWidensWeightsAgain>(held[i]);
-    return floats_of<Weight>(load_numbers<Weight>(all, place.column(i)));
-  }
+  __device__ Floats at(int i) { return widened<Weight, kWidensWeightsAgain>(held[i]); }
 };
+
+// The sums of each term(i, numbers of its chunk ...) over what the wave has of a row.
+template <class Row, class... Terms>
+__device__ inline void sum(Row& row, float* to, const Terms&... terms) {
+  Sums totals[sizeof...(Terms)] = {};
+  row.for_chunks([&](int i, auto... numbers) {
+    Sums* total = totals;
+    const auto add = [&](Floats term) {
+      const Sums more = with(*total, row.place.once(i, term));
+      *total = row.place.has(i) ? more : *total;
+      ++total;
+    };
+    (add(terms(i, numbers...)), ...);
+  });
+#pragma unroll
+  for (const Sums& total : totals) *to++ = over_wave(sum_of(total), added);
+}
 
 // ---- What the workgroups of a row find out together ---------------------------------------------
 

@@ -64,9 +64,7 @@ class RowKernel(NamedTuple):
         ragged: whether rows are no multiple of it.
         row_lanes, threads: of a row and of a workgroup.
         held: loads of a row that a thread keeps.
-        streams: forward, how many workgroups of a unit have a block of rows each, one after the
-            other; 0: workgroups have rows at one time.
-        is_alone: whether forward a row has a unit to itself.
+        of_unit: forward, workgroups of a unit, each with a block of rows.
         combined_columns: those that a workgroup behind backward adds up.
         units_of_block: backward, compute units for each block of rows with parts of gradients,
             which are traffic, too.
@@ -81,8 +79,7 @@ class RowKernel(NamedTuple):
     row_lanes: int
     threads: int
     held: int
-    streams: int
-    is_alone: bool
+    of_unit: int
     combined_columns: int
     units_of_block: int
     shares: int
@@ -101,7 +98,7 @@ class RowKernel(NamedTuple):
         """The kernel for rows that allow loads of so many numbers.
 
         Forward nothing hides how long a row takes that ``is_alone`` on its unit: it has more
-        threads, and registers for weights.
+        threads.
         """
         chunks = -(-columns // width)
         registers, of_weights = (
@@ -110,7 +107,6 @@ class RowKernel(NamedTuple):
         # Of what forward holds for each load: this row and the next one, floats, and weights.
         of_load = 2 * registers * (1 + traits.has_residual) + width
         of_load += of_weights * (traits.has_weight + traits.has_bias)
-        is_alone &= direction == "forward"
         most_held = min(_HELD // width, _HELD // 2, _HELD_REGISTERS // of_load)
         most_threads = _MOST_THREADS
         wanted = 1 if is_alone else min(_WANTED_CHUNKS, most_held)
@@ -134,25 +130,20 @@ class RowKernel(NamedTuple):
             while lanes < most_threads and lanes * wanted < chunks:
                 lanes *= 2
             held = -(-chunks // lanes)
-        threads, streams = most_threads, 0
-        if direction == "forward":
-            does_stream = shares == 1 and not is_alone
-            threads = max(lanes, _WAVE) if does_stream or lanes > _WAVE else _LEAST_THREADS
-            if does_stream:
-                streams = max(_threads_of_unit(held * of_load) // threads, 1)
+        threads = most_threads if direction == "backward" else max(lanes, _WAVE)
+        of_unit = max(_threads_of_unit(held * of_load) // threads, 1)
         combined = _COMBINED_COLUMNS
         while combined < _MOST_COMBINED_COLUMNS and columns > combined * _COMBINING_WORKGROUPS:
             combined *= 2
         keeps_up = columns >= _READ_BY_ONE.get((arch, traits.kind), inf)
         units = 2 if shares == 1 and keeps_up else shares
-        of_row = width, ragged, lanes, threads, held, streams, is_alone
+        of_row = width, ragged, lanes, threads, held, of_unit
         return cls(traits, direction, arch, *of_row, combined, units, shares)
 
     @property
     def name(self) -> str:
         of_row = f"{self.held}x{self.width}x{self.row_lanes}{'_ragged' if self.ragged else ''}"
         of_row += f"_{self.shares}shares" if self.shares > 1 else ""
-        of_row += "_alone" if self.is_alone else ""
         return f"{TEMPLATES[self.direction]}_{self.traits.name}_{of_row}_{self.arch}"
 
     @property
@@ -187,14 +178,12 @@ def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
         "element": ELEMENTS[traits.dtype],
         "weight_element": ELEMENTS[traits.weight_dtype],
         "out_element": ELEMENTS[traits.out_dtype],
-        # Backward they serve many rows; forward, where registers have room for them.
-        "holds_weights": direction == "backward" or kernel.streams > 0 or kernel.is_alone,
         "largest": f"{LARGEST.get(traits.out_dtype, 0)}.0f",
     }
     traits_of_rows = jit.render("amd/rows_traits.h.in", constants)
     values: dict[str, object] = {"kernel": kernel.name, "traits": traits_of_rows}
     if direction == "forward":
-        values["streams"] = kernel.streams
+        values["waves"] = -(-kernel.of_unit * kernel.threads // 256)
     else:
         values["combine_kernel"] = kernel.combine_name
         values["combined_columns"] = kernel.combined_columns
@@ -250,8 +239,8 @@ def planned_rows(
     is_alone = rows <= target.compute_units
     kernel = RowKernel.of(traits, direction, target.arch, columns, width, is_alone=is_alone)
     blocks = -(-rows // kernel.rows)
-    if kernel.streams:
-        blocks = min(blocks, kernel.streams * target.compute_units)
+    if kernel.shares == 1:
+        blocks = min(blocks, kernel.of_unit * target.compute_units)
     if blocks * kernel.shares * kernel.threads >= 1 << 32:
         raise NotImplementedError(
             f"x has {rows} rows of {columns} numbers; a launch has room for less than 2**32 threads"
