@@ -64,7 +64,7 @@ class RowKernel(NamedTuple):
         ragged: whether rows are no multiple of it.
         row_lanes, threads: of a row and of a workgroup.
         held: loads of a row that a thread keeps.
-        of_unit: forward, workgroups of a unit, each with a block of rows.
+        of_unit: forward, workgroups of a unit, each with a block of rows; 0: all begin at once.
         combined_columns: those that a workgroup behind backward adds up.
         units_of_block: backward, compute units for each block of rows with parts of gradients,
             which are traffic, too.
@@ -131,7 +131,8 @@ class RowKernel(NamedTuple):
                 lanes *= 2
             held = -(-chunks // lanes)
         threads = most_threads if direction == "backward" else max(lanes, _WAVE)
-        of_unit = max(_threads_of_unit(held * of_load) // threads, 1)
+        of_unit = 0 if shares > 1 or is_alone else _threads_of_unit(held * of_load)
+        of_unit = -(-of_unit // threads)
         combined = _COMBINED_COLUMNS
         while combined < _MOST_COMBINED_COLUMNS and columns > combined * _COMBINING_WORKGROUPS:
             combined *= 2
@@ -143,7 +144,7 @@ class RowKernel(NamedTuple):
     @property
     def name(self) -> str:
         of_row = f"{self.held}x{self.width}x{self.row_lanes}{'_ragged' if self.ragged else ''}"
-        of_row += f"_{self.shares}shares" if self.shares > 1 else ""
+        of_row += f"_{self.shares}shares" if self.shares > 1 else "" if self.of_unit else "_alone"
         return f"{TEMPLATES[self.direction]}_{self.traits.name}_{of_row}_{self.arch}"
 
     @property
@@ -183,7 +184,7 @@ def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
     traits_of_rows = jit.render("amd/rows_traits.h.in", constants)
     values: dict[str, object] = {"kernel": kernel.name, "traits": traits_of_rows}
     if direction == "forward":
-        values["waves"] = -(-kernel.of_unit * kernel.threads // 256)
+        values["waves"] = kernel.of_unit * kernel.threads // 256
     else:
         values["combine_kernel"] = kernel.combine_name
         values["combined_columns"] = kernel.combined_columns
@@ -239,7 +240,7 @@ def planned_rows(
     is_alone = rows <= target.compute_units
     kernel = RowKernel.of(traits, direction, target.arch, columns, width, is_alone=is_alone)
     blocks = -(-rows // kernel.rows)
-    if kernel.shares == 1:
+    if kernel.of_unit > 0:
         blocks = min(blocks, kernel.of_unit * target.compute_units)
     if blocks * kernel.shares * kernel.threads >= 1 << 32:
         raise NotImplementedError(
