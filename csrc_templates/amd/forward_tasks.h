@@ -130,6 +130,15 @@ struct OutputRow {
     return result;
   }
 
+  // Where the row of a lane goes.
+  __device__ Global<char> of_lane(int lane) const {
+    const auto word = [&](unsigned long address) {
+      return static_cast<unsigned>(__builtin_amdgcn_ds_bpermute(lane * 4, address));
+    };
+    const auto address = (unsigned long)to;
+    return (Global<char>)(static_cast<unsigned long>(word(address >> 32)) << 32 | word(address));
+  }
+
   // Of a row whose sum was taken to be 1.
   __device__ void divide_by(float actual_sum) {
     sum = actual_sum;
@@ -137,10 +146,14 @@ struct OutputRow {
   }
 
   // Four values that follow each other.
+  template <class Element>
+  __device__ auto rounded(f32x4 o) const {
+    o *= factor;
+    return rounded_to<Element>(o.x, o.y, o.z, o.w);
+  }
   template <class Element = OutElement>
   __device__ void store(int first, f32x4 o) const {
-    o *= factor;
-    const auto values = rounded_to<Element>(o.x, o.y, o.z, o.w);
+    const auto values = rounded<Element>(o);
     if constexpr (kColumns % 4 == 0) {
       if (first < kColumns) *(Global<Words<Element, 4>>)(to + first * Element::kBytes) = values;
     } else {

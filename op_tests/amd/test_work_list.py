@@ -150,7 +150,7 @@ def test_parts_of_many_blocks(rng, seed, monkeypatch, arch):
         replace(
             call,
             arch=arch,
-            hdims=(64, 96),
+            hdims=(64, 64),
             heads=(8, 2),
             is_group=True,
             lengths=lengths,
@@ -169,7 +169,7 @@ def test_many_parts_of_a_block(rng, seed, monkeypatch, arch):
     call = replace(
         draw(random.Random(seed)),
         arch=arch,
-        hdims=(64, 96),
+        hdims=(128, 128),
         heads=(2, 1),
         is_group=True,
         lengths=((60, 5000), (1, 40), (2, 70)),
