@@ -85,6 +85,11 @@ __device__ inline unsigned of_block(const WorkCosts& costs, int waves) {
   return costs.block + waves * costs.wave;
 }
 
+// What one of its key tiles takes.
+__device__ inline unsigned of_key_tile(const WorkCosts& costs, int waves) {
+  return costs.key_tile + waves * costs.wave_of_tile;
+}
+
 // What each share of all work takes: as many as `workgroups` are all of it.
 __device__ inline unsigned long share_of(unsigned of_head, int heads, unsigned workgroups) {
   const unsigned long all = static_cast<unsigned long>(of_head) * heads;
@@ -115,8 +120,9 @@ __device__ inline ShareBegin begin_of(unsigned number, unsigned long share, unsi
   for (; in_heads >= of_head; in_heads -= of_head) ++head;
   const unsigned in_head = in_heads;
   const int block = last_up_to(static_cast<Lds<const unsigned>>(lds->begin), blocks, in_head);
-  const unsigned begin = lds->begin[block] + of_block(costs, lds->waves[block]);
-  const unsigned of_tile = costs.key_tile;
+  const int waves = lds->waves[block];
+  const unsigned begin = lds->begin[block] + of_block(costs, waves);
+  const unsigned of_tile = of_key_tile(costs, waves);
   const int tiles = (lds->begin[block + 1] - begin) / of_tile;
   const int tile = in_head < begin ? 0 : (in_head - begin) / of_tile;
   // The last tile before which a share begins that begins in this block.
@@ -174,8 +180,9 @@ __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds
                             .tiles_of_queries(query_of(first_row), query_of(end_row - 1))
                             .count;
       const int waves = tiles_of(end_row - first_row, 32);
+      const unsigned of_tile = of_key_tile(costs, waves);
       units = of_block(costs, waves);
-      units += smaller(tiles, (kMostOfBlock - units) / costs.key_tile) * costs.key_tile;
+      units += smaller(tiles, (kMostOfBlock - units) / of_tile) * of_tile;
       const Global<RowBlock> to = list.blocks + number;
       to->sequence = n;
       to->tile = tile;
@@ -195,7 +202,7 @@ __device__ inline void list_work(const CompiledArguments& arguments, Lds<ListLds
   if (thread == 0) lds->begin[blocks] = of_head;
   barrier();
   const int heads = a.heads.divisor;
-  const unsigned long least = kLeastShareTiles * costs.key_tile;
+  const unsigned long least = kLeastShareTiles * of_key_tile(costs, kWaves);
   unsigned long share = share_of(of_head, heads, list.workgroups);
   if (share < least) share = least;
   for (unsigned number = thread; number <= list.workgroups; number += kListThreads) {

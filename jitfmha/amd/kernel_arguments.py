@@ -253,6 +253,7 @@ WORK_COSTS = SharedStruct(
         "block": UINT32,  # a block of rows, beside its key tiles
         "wave": UINT32,  # more for each wave that has rows
         "key_tile": UINT32,
+        "wave_of_tile": UINT32,  # the same of a key tile
     },
 )
 WORK_LIST = SharedStruct(

@@ -407,7 +407,7 @@ class BoundKernel(Launcher):
             "stacked_heads": problem.gqa if row.stacks_heads else 1,
             "list_kernel": 0,
             "list_workgroups": 0,
-            "list_costs": (0, 0, 0),
+            "list_costs": (0, 0, 0, 0),
         }
         if listed is not None:
             list_names = row.file, listed.symbol, ""

@@ -36,7 +36,9 @@ from jitfmha.amd.kernel_arguments import COMPILED_ARGUMENTS, ROW_BLOCK, SHARE_BE
 from jitfmha.amd.recording_runtime import RecordingRuntime, Scope, recorded_scope
 from jitfmha.kernels import compiled
 from jitfmha.kernels.compiled import work_list
+from jitfmha.kernels.compiled.list_policy import ListCosts, list_costs
 from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec
+from jitfmha.kernels.launch_estimate import KernelCycles
 from jitfmha.planning.target import TARGET_HERE
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -259,8 +261,8 @@ def test_shares(rng, arch, mask, are_few):
     heads_q, heads_k = drawn.choice(((8, 2), (4, 4), (16, 4)))
     shares, blocks, arguments = _listed(arch, lengths, (heads_q, heads_k), mask)
     stacked, heads = arguments["stacked.count.divisor"], arguments["attention.heads.divisor"]
-    names = ("block", "wave", "key_tile")
-    of_block, of_wave, of_tile = (arguments[f"list.costs.{x}"] for x in names)
+    names = ("block", "wave", "key_tile", "wave_of_tile")
+    of_block, of_wave, of_tile, wave_of_tile = (arguments[f"list.costs.{x}"] for x in names)
 
     expected = []
     for number, (queries, keys) in enumerate(lengths):
@@ -281,8 +283,9 @@ def test_shares(rng, arch, mask, are_few):
         of_share = 0
         for head, n, begin, end in pieces:
             every.setdefault((head, n), []).append((begin, end, number))
-            of_share += (end - begin) * of_tile
-            of_share += (of_block + waves_of(n) * of_wave) * (begin == 0)
+            waves = waves_of(n)
+            of_share += (end - begin) * (of_tile + waves * wave_of_tile)
+            of_share += (of_block + waves * of_wave) * (begin == 0)
         units.append(of_share)
     assert set(every) == {(head, n) for head in range(heads) for n in range(len(blocks))}
     for (_, n), parts in every.items():
@@ -296,8 +299,15 @@ def test_shares(rng, arch, mask, are_few):
         for cut in shares[first + 1 : last + 1]:
             assert (cut["first_cut"], cut["last_cut"]) == (first + 1, last)
     # A share is moved by less than a block without its tiles, and a few of these.
-    least = of_block + _TILE_ROWS // 32 * of_wave + 2 * of_tile
+    most_waves = _TILE_ROWS // 32
+    least = of_block + most_waves * of_wave + 2 * (of_tile + most_waves * wave_of_tile)
     assert max(units) <= max(sum(units) / len(units), least) + 2 * least
+
+
+def test_what_work_costs():
+    """Blocks with rows for one wave alone take less, and so do their key tiles."""
+    few, every = KernelCycles(32, (80,), (6400,)), KernelCycles(128, (86,), (12160,))
+    assert list_costs((few, every), 1, 128, 32) == ListCosts(78, 30, 39, 1)
 
 
 # ---- What takes it -------------------------------------------------------------------------------

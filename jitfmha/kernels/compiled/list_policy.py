@@ -99,26 +99,28 @@ def listing_seconds(machine: Machine) -> float:
 
 
 class ListCosts(NamedTuple):
-    """Of a block, of each wave of it, and of a key tile, as ``WORK_COSTS`` has them."""
+    """Of a block, of a key tile, and of each wave of these, as ``WORK_COSTS`` has them."""
 
     block: int
     wave: int
     key_tile: int
+    wave_of_tile: int
 
 
 def list_costs(
     cycles: Sequence[KernelCycles], workgroups_of_unit: int, tile_q: int, tile_k: int
 ) -> ListCosts:
-    """What the work of kernels costs whose workgroups were measured to take so many ``cycles``.
-
-    A key tile takes a block of few rows as long as others: it waits for the keys.
-    """
+    """What the work of kernels costs whose workgroups were measured to take so many ``cycles``."""
     few = cycles[0]
     every = cycles[len(cycles) - 1]
     shared = min(workgroups_of_unit, every.most_shared())
     once = few.once[shared - 1]
     of_wave = (every.once[shared - 1] - once) / (tile_q // WAVE_ROWS - 1)
-    of_tile = every.of_row[shared - 1] * tile_k
+    of_tile = few.of_row[shared - 1] * tile_k
+    wave_of_tile = (every.of_row[shared - 1] * tile_k - of_tile) / (tile_q // WAVE_ROWS - 1)
     return ListCosts(
-        round((once - of_wave + _LISTED) / _UNIT), round(of_wave / _UNIT), round(of_tile / _UNIT)
+        round((once - of_wave + _LISTED) / _UNIT),
+        round(of_wave / _UNIT),
+        round((of_tile - wave_of_tile) / _UNIT),
+        round(wave_of_tile / _UNIT),
     )
