@@ -357,7 +357,7 @@ class ListedWork(NamedTuple):
     symbol: str
     threads: int
     workgroups: int
-    costs: tuple[int, int, int]
+    costs: tuple[int, int, int, int]
 
 
 class BoundKernel(Launcher):
