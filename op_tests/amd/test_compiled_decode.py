@@ -152,6 +152,19 @@ def test_hidden_values_and_later_maxima(rng, arch, heads, hdim):
         assert lse[..., 0].eq(-torch.inf).all()
 
 
+@pytest.mark.parametrize("block", [0, 2])
+@pytest.mark.sample("arch", ARCHS, 1)
+def test_scores_of_some_rows_grow(rng, arch, block):
+    """Of a wave's blocks of rows one is rescaled where its scores alone grow."""
+    q, k, v = (
+        torch.randn(1, n, h, 72, generator=rng).bfloat16() for n, h in ((3, 40), (545, 1), (545, 1))
+    )
+    q[..., 0] = k[..., 0] = 0
+    q.flatten(1, 2)[:, 16 * block : 16 * block + 2, 0] = 16
+    k[:, 256:, :, 0] = 128  # beyond what float32 has room for, were the maximum the same
+    assert_near(run(arch, q, k, v, num_splits=1), attention(q, k, v), q, k, v, {})
+
+
 @pytest.mark.sample(
     ("arch", "heads", "hdim"), [(arch, *kind) for arch in ARCHS for kind in _OF_COMBINING], 1
 )
