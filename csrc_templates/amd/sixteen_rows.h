@@ -72,7 +72,19 @@ struct SixteenRows {
   }
 
   // As in Attention: later tiles take the maximum in use, unless a sum tells that one is needed.
-  // All blocks of a wave take the same branches, each of which takes as long as many instructions.
+  __device__ void take(bool is_first, int lane) {
+    constexpr float kMostSum = kScores << kUsualHeadroom;
+    factor = 1;
+    if (is_first) raise_maximum(lane);
+    float added = take_by_maximum();
+    while (__builtin_expect(__builtin_amdgcn_ballot_w64(added > kMostSum) != 0, 0) &&
+           raise_maximum(lane))
+      added = take_by_maximum();
+    sum += added;
+  }
+
+  // The same of all blocks of a wave, which take the same branches: each of these takes as long as
+  // many instructions.
   template <int kBlocks>
   __device__ static void take(SixteenRows (&blocks)[kBlocks], bool is_first, int lane) {
     constexpr float kMostSum = kScores << kUsualHeadroom;
@@ -90,7 +102,7 @@ struct SixteenRows {
       added[i] = blocks[i].take_by_maximum();
       largest = __builtin_fmaxf(largest, added[i]);
     }
-    if (kBlocks == 1 || __builtin_expect(is_any_above(largest), 0))
+    if (__builtin_expect(is_any_above(largest), 0))
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i)
         while (__builtin_expect(is_any_above(added[i]), 0) && blocks[i].raise_maximum(lane))
