@@ -240,7 +240,7 @@ class _GemmLauncher(StructLauncher):
             names = spec.artifact_name, kernel.name, combining
             self._loaded[kernel] = self.load(jit.read(spec), kernel.tile.threads, *names)
         blocks = kernel.tile.blocks_of_wave if work.sharing else 0
-        counts = work.whole + work.sharing, work.shared, blocks
+        counts = work.workgroups, work.shared, blocks
         self.start(self._loaded[kernel], counts, packed, tensors)
 
 
@@ -257,11 +257,12 @@ class Work(NamedTuple):
     """How workgroups divide tiles of ``steps`` each.
 
     Attributes:
-        whole: tiles that a workgroup has alone.
-        shared: the others, whose steps ``sharing`` workgroups divide evenly.
+        whole: tiles that a workgroup has alone, one after the other.
+        shared: the others, whose steps the first ``sharing`` workgroups divide evenly.
     """
 
     steps: int
+    workgroups: int
     whole: int
     shared: int
     sharing: int
@@ -272,8 +273,8 @@ class Work(NamedTuple):
         shared = tiles % slots
         sharing = min(slots, shared * steps // _LEAST_STEPS)
         if sharing <= shared:
-            return cls(steps, tiles, 0, 0)
-        return cls(steps, tiles - shared, shared, sharing)
+            return cls(steps, min(tiles, slots), tiles, 0, 0)
+        return cls(steps, slots if tiles > shared else sharing, tiles - shared, shared, sharing)
 
     def parts(self, tile: Tile) -> int:
         """Numbers that sharing workgroups leave, each of two tiles at most."""
@@ -320,10 +321,11 @@ class Work(NamedTuple):
         choices: list[tuple[Tile, Work]] = []
         for tile in tiles_of(target.arch, dtype, are_rows, m):
             tiles = batch * -(-m // tile.m) * -(-n // tile.n)
-            steps = -(-k * dtype.itemsize // (tile.chunks * _LOAD_BYTES))
-            choices.append((tile, cls(steps, tiles, 0, 0)))
+            steps = max(-(-k * dtype.itemsize // (tile.chunks * _LOAD_BYTES)), 1)
+            slots = tiles if tile.ahead else tile.at_once * target.compute_units
+            choices.append((tile, cls(steps, min(tiles, slots), tiles, 0, 0)))
             if not tile.ahead:
-                choices.append((tile, cls.of(tiles, steps, tile.at_once * target.compute_units)))
+                choices.append((tile, cls.of(tiles, steps, slots)))
         return min(choices, key=lambda choice: cost(*choice))
 
 
@@ -452,7 +454,8 @@ def amd_product(arguments: MatmulArguments, product: Product, target: AmdTarget)
             *(each.batch_bytes for each in operands),
             *(each.line for each in operands),
             *(m, n, k, -(-m // tile.m), -(-n // tile.n)),
-            *(work.steps, work.whole, work.shared * work.steps, work.sharing),
+            *(work.steps, work.workgroups, work.whole, work.sharing),
+            *divmod(work.shared * work.steps, max(work.sharing, 1)),
             parts.data_ptr(),
         )
         tensors = (*(each.tensor for each in operands), *vectors, out, parts)
