@@ -16,11 +16,10 @@ from ..call.known_calls import Run
 from ..jit.shared_struct import cpp_of
 from ..kernels.compiled.device_spec import device_spec
 from ..kernels.estimate import machine_of
-from ..kernels.launch_estimate import Machine
 from ..kernels.struct_launcher import StructLauncher
 from ..planning.target import AmdTarget
 from ..problem.dtypes import BF8_NAMES, DTYPE_NAMES, FP8_NAMES
-from .problem import FP8, MatmulArguments, Product
+from .problem import MatmulArguments, Product
 from .structs import CALL, VECTOR
 
 _ELEMENTS = {torch.float32: "FP32", torch.bfloat16: "BF16", torch.float16: "FP16"}
@@ -29,10 +28,12 @@ _ELEMENTS |= dict.fromkeys(FP8_NAMES, "FP8") | dict.fromkeys(BF8_NAMES, "BF8")
 _LOAD_BYTES = 16
 # Fewer of a tile are not worth a workgroup.
 _LEAST_STEPS = 8
-# Of what begins and ends a launch, or a round of workgroups of few rows.
-_ENDS_CYCLES, _FEW_ENDS_CYCLES = 7500, 2300
+# Of what begins and ends a tile, of each of its results, and of a round of few rows.
+_TURN_CYCLES, _RESULT_CYCLES, _FEW_ENDS_CYCLES = 4000, 0.14, 2300
+# What kernels count, shares times steps, is below it.
+_MOST_COUNT = 1 << 32
 # Of a launch that adds up parts, and of one of these.
-_COMBINE_CYCLES, _PART_CYCLES = 2500, 620
+_COMBINE_CYCLES, _PART_CYCLES = 2500, 200
 # What a product takes, by the bytes of its inputs; of 16 bits 1.
 UNITS = {1: 0.5, 2: 1.0, 4: 8.0}
 # Rows of a tile lie within the reach of a buffer.
@@ -46,8 +47,8 @@ class Tile(NamedTuple):
         chunks: of 16 bytes, a step's share of a row.
         at_once: workgroups that a compute unit has room for.
         cycles: that these together take for a step of 16 bits, by the emulator's cost model.
-        of_rows: for operands that both lie in rows; for others registers have no room.
-        ahead: steps that registers have room for: of the few rows of gemm_few_rows.hip.in.
+        ahead: steps that registers have room for: of the few rows of gemm_few_rows.hip.in, where
+            both operands lie in rows.
     """
 
     m: int
@@ -56,7 +57,6 @@ class Tile(NamedTuple):
     chunks: int
     at_once: int
     cycles: int
-    of_rows: bool = False
     ahead: int = 0
 
     @property
@@ -72,51 +72,35 @@ class Tile(NamedTuple):
 # The largest, of which LDS has room for two steps, and smaller ones for fewer results.
 TILES: dict[Arch, tuple[Tile, ...]] = {
     "gfx942": (
-        Tile(256, 256, (4, 2), 4, 1, 2277),
-        Tile(128, 128, (2, 2), 4, 2, 1589),
-        Tile(64, 64, (2, 2), 8, 2, 1275),
-        Tile(32, 64, (1, 2), 8, 2, 1117),
+        Tile(256, 256, (4, 2), 4, 1, 2296),
+        Tile(128, 128, (2, 2), 4, 2, 1630),
+        Tile(64, 64, (2, 2), 8, 2, 1366),
+        Tile(32, 64, (1, 2), 8, 2, 1455),
     ),
     "gfx950": (
-        Tile(256, 256, (4, 2), 8, 1, 2168),
-        Tile(128, 128, (2, 2), 4, 2, 1429),
-        Tile(64, 64, (2, 2), 8, 4, 1400),
-        Tile(32, 64, (1, 2), 8, 4, 900),
-    ),
-}
-
-
-# Of fp8 and bf8, whose products take two chunks at once on gfx950.
-_TILES_OF_FP8: dict[Arch, tuple[Tile, ...]] = {
-    "gfx942": TILES["gfx942"],
-    "gfx950": (
-        Tile(256, 256, (4, 2), 8, 1, 2280),
-        Tile(256, 128, (4, 2), 8, 1, 1610),
-        Tile(128, 128, (2, 2), 8, 2, 1650),
-        *TILES["gfx950"][2:],
+        Tile(256, 256, (4, 2), 8, 1, 2180),
+        Tile(128, 128, (2, 2), 8, 2, 1790),
+        Tile(64, 64, (2, 2), 8, 4, 1460),
+        Tile(32, 64, (1, 2), 8, 4, 1350),
     ),
 }
 
 
 # Of few rows, whose workgroups wait for memory; the last one has fewer of them for many columns.
 FEW_ROWS = (
-    Tile(8, 16, (1, 4), 32, 8, 680, of_rows=True, ahead=2),
-    Tile(16, 16, (1, 4), 32, 8, 680, of_rows=True, ahead=2),
-    Tile(16, 32, (1, 4), 16, 8, 680, of_rows=True, ahead=2),
+    Tile(8, 16, (1, 4), 32, 8, 680, ahead=2),
+    Tile(16, 16, (1, 4), 32, 8, 680, ahead=2),
+    Tile(16, 32, (1, 4), 16, 8, 680, ahead=2),
 )
 
 
-def tiles_of(arch: Arch, dtype: torch.dtype, are_rows: bool, m: int) -> list[Tile]:
-    """Those that kernels for a dtype have, where both operands lie in rows or not."""
-    tiles = (_TILES_OF_FP8 if dtype in FP8 else TILES)[arch]
-    few = [tile for tile in FEW_ROWS if m <= tile.m]
-    return [tile for tile in (*few, *tiles) if are_rows or not tile.of_rows]
+def tiles_of(arch: Arch, are_rows: bool, m: int) -> list[Tile]:
+    """Those that kernels have, where both operands lie in rows or not."""
+    few = [tile for tile in FEW_ROWS if m <= tile.m and are_rows]
+    return [*few, *TILES[arch]]
 
 
-def read_bytes(size: tuple[int, int, int, int], dtype: torch.dtype) -> int:
-    """Of both operands of a product of ``size`` (batch, m, n, k)."""
-    batch, m, n, k = size
-    return batch * (m + n) * k * dtype.itemsize
+Size = tuple[int, int, int, int]  # batch, m, n, k
 
 
 class Operand(NamedTuple):
@@ -175,50 +159,30 @@ class GemmKernel(NamedTuple):
     def name(self) -> str:
         """Its own, of letters and digits."""
         layout = ("c" if self.a_rows else "r") + ("r" if self.b_columns else "c")
-        words = (
-            *("gemm", DTYPE_NAMES[self.dtype], str(self.out_dtype).removeprefix("torch."), layout),
-            f"{self.tile.m}x{self.tile.n}",
-            *(("bias",) if self.has_bias else ()),
-            *(("scale_a",) if self.has_scale_a else ()),
-            *(("scale_b",) if self.has_scale_b else ()),
-            *(self.activation, self.arch),
-        )
-        return "_".join(words)
+        follows = [x for x in ("bias", "scale_a", "scale_b") if getattr(self, f"has_{x}")]
+        words = DTYPE_NAMES[self.dtype], str(self.out_dtype).removeprefix("torch."), layout
+        tile = f"{self.tile.m}x{self.tile.n}"
+        return "_".join(("gemm", *words, tile, *follows, self.activation, self.arch))
 
 
 @cache
 def kernel_spec(kernel: GemmKernel) -> jit.BuildSpec:
     """The sources and the flags of a kernel."""
     tile = kernel.tile
-    flags = ["has_bias", "has_scale_a", "has_scale_b"]
-    flags += [] if tile.ahead else ["a_rows", "b_columns"]
-    values: dict[str, object] = {
-        **{name: getattr(kernel, name) for name in flags},
+    sizes = tile.m, tile.n, tile.waves[1], tile.chunks
+    names = ["has_bias", "has_scale_a", "has_scale_b", "activation"]
+    values: dict[str, object] = {"ahead": tile.ahead} if tile.ahead else {"waves_m": tile.waves[0]}
+    names += [] if tile.ahead else ["a_rows", "b_columns"]
+    values |= {
+        **{name: getattr(kernel, name) for name in names},
+        **dict(zip(("tile_m", "tile_n", "waves_n", "chunks"), sizes, strict=True)),
         "kernel": kernel.name,
         "shared_structs": cpp_of((VECTOR, CALL), DEVICE),
         "element": _ELEMENTS[kernel.dtype],
         "out_element": _ELEMENTS[kernel.out_dtype],
-        "activation": kernel.activation,
         "waves_of_simd": tile.at_once * tile.threads // 256,
     }
-    headers: tuple[str, ...] = ("elements.h", "gemm_results.h")
-    if tile.ahead:
-        blocks = tile.n // tile.m
-        values |= {
-            "rows": tile.m,
-            "blocks": blocks,
-            "waves": tile.waves[1],
-            "loads": tile.chunks * tile.m // 64 // tile.waves[1],
-            "ahead": tile.ahead,
-            "lines_of_b": ", ".join(f"lines_of_b({i})" for i in range(blocks)),
-        }
-        headers += ("sixteen_products.h",)
-    else:
-        values |= {
-            **dict(zip(("tile_m", "tile_n"), tile[:2], strict=True)),
-            **dict(zip(("waves_m", "waves_n"), tile.waves, strict=True)),
-            "chunks": tile.chunks,
-        }
+    headers = "elements.h", "gemm_results.h", *(("sixteen_products.h",) if tile.ahead else ())
     why = f"the first product of {kernel.dtype} on {kernel.arch}"
     template = "gemm_few_rows.hip" if tile.ahead else "gemm.hip"
     return device_spec(kernel.name, kernel.arch, template, values, headers, why)
@@ -264,69 +228,66 @@ class Work(NamedTuple):
     steps: int
     workgroups: int
     whole: int
-    shared: int
-    sharing: int
+    shared: int = 0
+    sharing: int = 0
 
     @classmethod
-    def of(cls, tiles: int, steps: int, slots: int) -> Work:
-        """Whole rounds of tiles, and the rest for all slots, as far as there are steps for them."""
-        shared = tiles % slots
-        sharing = min(slots, shared * steps // _LEAST_STEPS)
-        if sharing <= shared:
-            return cls(steps, min(tiles, slots), tiles, 0, 0)
-        return cls(steps, slots if tiles > shared else sharing, tiles - shared, shared, sharing)
+    def ways(cls, tiles: int, steps: int, slots: int) -> list[Work]:
+        """All tiles whole; or behind whole rounds the rest for all slots, or each for as many.
 
-    def parts(self, tile: Tile) -> int:
-        """Numbers that sharing workgroups leave, each of two tiles at most."""
-        return (self.sharing + self.shared) * tile.m * tile.n if self.sharing else 0
-
-    def cycles(self, tile: Tile, machine: Machine, dtype: torch.dtype, read: int) -> float:
-        """Until the last workgroup has ended, and what was shared is added up.
-
-        Args:
-            tile, machine, dtype: what computes.
-            read: bytes, while which come all others wait.
+        As far as there are steps for them, and as numbers of steps fit what kernels count with.
         """
-        streamed = read / machine.bytes_per_second * machine.clock.peak
-        rounds = -(-self.whole // (tile.at_once * machine.compute_units))
-        cycles = max(self._computing(tile, machine, dtype), streamed)
-        cycles += rounds * _FEW_ENDS_CYCLES if tile.ahead else _ENDS_CYCLES
-        if not self.sharing:
-            return cycles
-        # Parts are written and read.
-        moved = 2 * 4 * self.parts(tile) / machine.bytes_per_second * machine.clock.peak
-        return cycles + moved + _COMBINE_CYCLES + _PART_CYCLES * self.sharing / self.shared
+        ways, shared = [cls(steps, min(tiles, slots), tiles)], tiles % slots
+        for sharing in (slots, shared * (slots // max(shared, 1))):
+            known = min(sharing, shared * (steps // _LEAST_STEPS))
+            if shared < known < _MOST_COUNT // (shared * steps):
+                workgroups = slots if tiles > shared else known
+                ways.append(cls(steps, workgroups, tiles - shared, shared, known))
+        return ways
 
-    def _computing(self, tile: Tile, machine: Machine, dtype: torch.dtype) -> float:
+    @property
+    def has_two_tiles(self) -> bool:
+        """Whether sharing workgroups have parts of two tiles, and leave more than one."""
+        return self.sharing > 0 and self.sharing % self.shared > 0
+
+    @property
+    def parts(self) -> int:
+        """Of tiles, that sharing workgroups leave at most."""
+        return self.sharing + self.has_two_tiles * self.shared
+
+    def seconds(self, tile: Tile, target: AmdTarget, dtype: torch.dtype, size: Size) -> float:
+        """Until all workgroups have ended, and what was shared is added up."""
+        machine, (batch, m, n, k) = machine_of(target), size
+        peak, of_byte, results = machine.clock.peak, 1 / machine.bytes_per_second, tile.m * tile.n
+        rounds = -(-self.whole // (tile.at_once * target.compute_units))
         # Steps have as many bytes of all dtypes, and of few rows they wait for memory alone.
         of_step = tile.cycles * (1 if tile.ahead else UNITS[dtype.itemsize] * 2 / dtype.itemsize)
-        steps: float = -(-self.whole // (tile.at_once * machine.compute_units)) * self.steps
+        steps = rounds * self.steps + self.shared * self.steps / max(self.sharing, 1)
+        turns = rounds + (self.sharing > 0) + self.has_two_tiles
+        of_turn = _TURN_CYCLES + _RESULT_CYCLES * results * tile.at_once
+        read = batch * (m + n) * k * dtype.itemsize
+        cycles = max(steps * of_step, read * of_byte * peak)
+        cycles += turns * (_FEW_ENDS_CYCLES if tile.ahead else of_turn)
+        seconds = machine.seconds_of(cycles, batch * m * n * k * UNITS[dtype.itemsize])
+        # Nothing hides how the last results are written, and how parts are added up.
+        moved = self.workgroups * results * 2 + self.parts * results * 4
         if self.sharing:
-            steps += self.shared * self.steps / self.sharing
-        return steps * of_step
+            seconds += (_COMBINE_CYCLES + _PART_CYCLES * self.sharing / self.shared) / peak
+        return seconds + moved * of_byte
 
     @classmethod
     def choose(
-        cls, target: AmdTarget, dtype: torch.dtype, are_rows: bool, size: tuple[int, int, int, int]
+        cls, target: AmdTarget, dtype: torch.dtype, are_rows: bool, size: Size
     ) -> tuple[Tile, Work]:
         """The tile with which it takes least, of ``size`` (batch, m, n, k)."""
         batch, m, n, k = size
-        machine = machine_of(target)
-        read = read_bytes(size, dtype)
-
-        def cost(tile: Tile, work: Work) -> tuple[float, float]:
-            computing = work._computing(tile, machine, dtype)
-            return work.cycles(tile, machine, dtype, read), computing
-
         choices: list[tuple[Tile, Work]] = []
-        for tile in tiles_of(target.arch, dtype, are_rows, m):
+        for tile in tiles_of(target.arch, are_rows, m):
             tiles = batch * -(-m // tile.m) * -(-n // tile.n)
             steps = max(-(-k * dtype.itemsize // (tile.chunks * _LOAD_BYTES)), 1)
-            slots = tiles if tile.ahead else tile.at_once * target.compute_units
-            choices.append((tile, cls(steps, min(tiles, slots), tiles, 0, 0)))
-            if not tile.ahead:
-                choices.append((tile, cls.of(tiles, steps, slots)))
-        return min(choices, key=lambda choice: cost(*choice))
+            slots = max(tiles, 1) if tile.ahead else tile.at_once * target.compute_units
+            choices += [(tile, work) for work in cls.ways(tiles, steps, slots)]
+        return min(choices, key=lambda choice: choice[1].seconds(choice[0], target, dtype, size))
 
 
 class _Matrices(NamedTuple):
@@ -347,46 +308,14 @@ class _Matrices(NamedTuple):
             m, batch = m * batch.numel(), torch.Size()
         return cls(batch, m, n, k)
 
+    @property
+    def size(self) -> Size:
+        return self.batch.numel(), self.m, self.n, self.k
+
     def operands(self, a: Tensor, b: Tensor) -> tuple[Operand, Operand]:
         if not self.batch:
             a = a.reshape(self.m, self.k)
         return Operand.of(a, self.batch), Operand.of(b.mT, self.batch)
-
-
-def _refuse(arguments: MatmulArguments, product: Product, target: AmdTarget) -> None:
-    a = arguments.a
-    served = architecture(target.arch).dtypes
-    if DTYPE_NAMES.get(a.dtype) not in served:
-        raise NotImplementedError(f"a has dtype {a.dtype}; {target} multiplies {', '.join(served)}")
-    if product.n * product.out_dtype.itemsize >= _MOST_LINE_BYTES:
-        raise NotImplementedError(
-            f"b has {product.n} columns; rows of less than {_MOST_LINE_BYTES} bytes are served"
-        )
-
-
-class _Kind(NamedTuple):
-    """What the kernels of a call have in common, whatever its tile and its layouts."""
-
-    dtype: torch.dtype
-    out_dtype: torch.dtype
-    has: tuple[bool, bool, bool]
-    activation: str
-
-    @classmethod
-    def of(cls, arguments: MatmulArguments, product: Product) -> _Kind:
-        bias, scale_a, scale_b = (each is not None for each in arguments.epilogue)
-        activation = arguments.activation or "none"
-        return cls(arguments.a.dtype, product.out_dtype, (bias, scale_a, scale_b), activation)
-
-    def kernel(
-        self, target: AmdTarget, matrices: _Matrices, operands: Sequence[Operand]
-    ) -> tuple[GemmKernel, Work]:
-        batch, m, n, k = matrices
-        of_a, of_b = (each.are_rows for each in operands)
-        size = batch.numel(), m, n, k
-        tile, work = Work.choose(target, self.dtype, of_a and of_b, size)
-        of_call = self.dtype, self.out_dtype, of_a, of_b
-        return GemmKernel(target.arch, tile, *of_call, *self.has, self.activation), work
 
 
 def planned_product(
@@ -396,15 +325,25 @@ def planned_product(
 
     Raises ``NotImplementedError`` as :func:`amd_product` does.
     """
-    _refuse(arguments, product, target)
+    a, out_dtype = arguments.a, product.out_dtype
+    served = architecture(target.arch).dtypes
+    if DTYPE_NAMES.get(a.dtype) not in served:
+        raise NotImplementedError(f"a has dtype {a.dtype}; {target} multiplies {', '.join(served)}")
+    if product.n * out_dtype.itemsize >= _MOST_LINE_BYTES:
+        raise NotImplementedError(
+            f"b has {product.n} columns; rows of less than {_MOST_LINE_BYTES} bytes are served"
+        )
     matrices = _Matrices.of(arguments, product)
     # What would be copied is not.
-    a, b = (
+    layouts = (
         torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
         for x in arguments[:2]
     )
-    operands = matrices.operands(a, b)
-    return _Kind.of(arguments, product).kernel(target, matrices, operands)
+    of_a, of_b = (each.are_rows for each in matrices.operands(*layouts))
+    tile, work = Work.choose(target, a.dtype, of_a and of_b, matrices.size)
+    bias, scale_a, scale_b = (each is not None for each in arguments.epilogue)
+    has = bias, scale_a, scale_b, arguments.activation or "none"
+    return GemmKernel(target.arch, tile, a.dtype, out_dtype, of_a, of_b, *has), work
 
 
 def amd_product(arguments: MatmulArguments, product: Product, target: AmdTarget) -> Run:
@@ -413,19 +352,17 @@ def amd_product(arguments: MatmulArguments, product: Product, target: AmdTarget)
     Raises ``NotImplementedError`` where the chip has no such numbers; what is returned raises
     ``jitfmha.HipError`` where the HIP runtime refuses the launch.
     """
-    _refuse(arguments, product, target)
-    shape, out_dtype = product.shape, product.out_dtype
+    (kernel, work), shape = planned_product(arguments, product, target), product.shape
+    tile, out_dtype = kernel.tile, kernel.out_dtype
     if not torch.Size(shape).numel():
         return lambda a, *_: a.new_empty(shape, dtype=out_dtype)
-    kind, matrices = _Kind.of(arguments, product), _Matrices.of(arguments, product)
-    batch, m, n, k = matrices
+    batch, m, n, k = matrices = _Matrices.of(arguments, product)
     of_rows, of_columns = (*product.batch, product.m, 1), (*batch, 1, n)
     launchers = target.calls["gemm_launchers"]
     launcher = launchers.prepared.get(target.device_index)
     if launcher is None:
         launcher = _GemmLauncher(target)
         launchers.keep(target.device_index, launcher)
-    chosen: tuple[GemmKernel, Work] | None = None
 
     def run(
         a: Tensor,
@@ -434,7 +371,6 @@ def amd_product(arguments: MatmulArguments, product: Product, target: AmdTarget)
         scale_a: Tensor | None,
         scale_b: Tensor | None,
     ) -> Tensor:
-        nonlocal chosen
         out = torch.empty(shape, dtype=out_dtype, device=a.device)
         operands = matrices.operands(a, b)
         vectors = (
@@ -442,11 +378,7 @@ def amd_product(arguments: MatmulArguments, product: Product, target: AmdTarget)
             _vector(scale_a, of_rows, m),
             _vector(scale_b, of_columns, n),
         )
-        if chosen is None:
-            chosen = kind.kernel(target, matrices, operands)
-        kernel, work = chosen
-        tile = kernel.tile
-        parts = torch.empty(work.parts(tile), dtype=torch.float32, device=a.device)
+        parts = torch.empty(work.parts, tile.m, tile.n, device=a.device)
         packed = CALL.packer.pack(
             *(each.tensor.data_ptr() for each in operands),
             out.data_ptr(),
@@ -454,8 +386,8 @@ def amd_product(arguments: MatmulArguments, product: Product, target: AmdTarget)
             *(each.batch_bytes for each in operands),
             *(each.line for each in operands),
             *(m, n, k, -(-m // tile.m), -(-n // tile.n)),
-            *(work.steps, work.workgroups, work.whole, work.sharing),
-            *divmod(work.shared * work.steps, max(work.sharing, 1)),
+            *(work.steps, work.workgroups, work.whole, work.shared * work.steps, work.sharing),
+            work.has_two_tiles,
             parts.data_ptr(),
         )
         tensors = (*(each.tensor for each in operands), *vectors, out, parts)

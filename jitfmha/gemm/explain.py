@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 from torch import Tensor
 
 from ..call.detection import planned_target
 from ..call.explained import CallExplanation
-from ..kernels.estimate import machine_of
 from ..planning.target import AmdTarget
 from ..problem.checks import not_a_tensor
 from ..problem.torch_parts import INT8_PRODUCT
-from .amd import UNITS, kernel_spec, planned_product, read_bytes
+from .amd import kernel_spec, planned_product
 from .problem import FP8, Activation, MatmulArguments, Product, product_of
 
 
@@ -76,14 +73,8 @@ def _on_gpu(
     arguments: MatmulArguments, product: Product, target: AmdTarget, problem: str
 ) -> CallExplanation:
     kernel, work = planned_product(arguments, product, target)
-    tile, a = kernel.tile, arguments.a
-    machine = machine_of(target)
+    tile = kernel.tile
     size = product.batch.numel(), product.m, product.n, product.k
-    written = torch.Size(product.shape).numel() * product.out_dtype.itemsize
-    cycles = work.cycles(tile, machine, a.dtype, read_bytes(size, a.dtype))
-    seconds = machine.seconds_of(cycles, prod(size) * UNITS[a.itemsize])
-    # Nothing hides how results are written.
-    seconds += written / machine.bytes_per_second
     remarks = [f"A workgroup has a tile of {tile.m} x {tile.n} results."]
     if work.sharing:
         shared = f"{work.sharing} workgroups share the steps of {work.shared} tiles"
@@ -94,6 +85,6 @@ def _on_gpu(
         kernels=names,
         source=f"csrc_templates/amd/{template}.hip.in",
         specs=(kernel_spec(kernel),),
-        seconds=seconds,
+        seconds=work.seconds(tile, target, arguments.a.dtype, size),
         remarks=tuple(remarks),
     )

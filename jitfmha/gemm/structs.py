@@ -15,10 +15,9 @@ CALL = SharedStruct(
         **dict.fromkeys(("bias", "scale_a", "scale_b"), VECTOR),
         **dict.fromkeys(("a_batch", "b_batch", "a_stride", "b_stride"), INT64),
         **dict.fromkeys(("m", "n", "k", "tiles_m", "tiles_n"), INT64),
-        # Steps of k; tiles that workgroups have alone; those that share the others, of which each
-        # has `share_steps`, and `longer_shares` one more.
-        **dict.fromkeys(("steps", "workgroups", "whole"), INT64),
-        **dict.fromkeys(("sharing", "share_steps", "longer_shares"), INT64),
+        # Steps of k; tiles that a workgroup has alone; steps of those that some share.
+        **dict.fromkeys(("steps", "workgroups", "whole", "shared_steps", "sharing"), INT64),
+        "has_two_tiles": INT64,  # whether these leave parts of more than one
         "parts": Pointer("void"),  # of shared tiles
     },
 )

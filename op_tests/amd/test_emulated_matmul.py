@@ -60,14 +60,11 @@ def test_ends_of_rows(arch, rng, poisoned_memory):
         assert not run.findings()
 
 
-@pytest.mark.parametrize("tile", range(5))
+@pytest.mark.parametrize("tile", range(4))
 def test_tiles(tile, rng, poisoned_memory, monkeypatch):
-    """The last one is of fp8 and bf8 alone, and of gfx950."""
-    arch = ARCHES[drawn_index(rng, 2) if tile < 4 else 1]
-    dtype = FORMS[arch][tile % 2]
-    if tile < 4:
-        dtype = (dtype, torch.float16, torch.int8)[drawn_index(rng, 3)]
-    chosen = amd.tiles_of(arch, dtype, False, 17)[tile]
+    arch = ARCHES[drawn_index(rng, 2)]
+    dtype = (FORMS[arch][tile % 2], torch.float16, torch.int8)[drawn_index(rng, 3)]
+    chosen = amd.TILES[arch][tile]
     monkeypatch.setattr(amd, "tiles_of", lambda *_: (chosen,))
     a, b = numbers(rng, (chosen.m + 1, 304), dtype), numbers(rng, (304, 300), dtype)
     a, b = (x.mT.contiguous().mT if drawn_index(rng, 2) else x for x in (a, b))
@@ -148,13 +145,34 @@ def test_shared_tiles(dtype, rng, poisoned_memory, monkeypatch):
             assert not run.findings()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_several_tiles(dtype, rng, poisoned_memory, monkeypatch):
+    """A workgroup has one after the other, of another batch too, with and without steps."""
+    arch = ARCHES[drawn_index(rng, 2)]
+    monkeypatch.setattr(amd, "tiles_of", lambda *_: amd.TILES[arch][3:])
+    options = drawn_call(rng, dtype, (8, 8, 8))._replace(
+        bias=torch.ones(8), scale_a=torch.ones(8, 1), activation="silu", out_dtype=torch.float32
+    )
+    with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+        monkeypatch.setattr(TARGET_HERE.get(), "compute_units", 1)
+        for m, n, k in ((70, 130, 72), (40, 200, 0), (33, 129, 300)):
+            check_call(drawn_call(rng, dtype, (m, n, k), options, ((2,), (2,))))
+        assert not run.findings()
+
+
 def test_work_is_divided():
-    for tiles, steps, slots, expected in (
-        *((8, 16, 8, (16, 8, 8, 0, 0)), (10, 16, 8, (16, 8, 8, 2, 4))),
-        *((3, 160, 8, (160, 8, 0, 3, 8)), (5, 4, 8, (4, 5, 5, 0, 0))),
-        *((15, 16, 8, (16, 8, 8, 7, 8)), (0, 16, 8, (16, 0, 0, 0, 0))),
+    """All tiles whole; or the last ones for all slots, or each for as many workgroups."""
+    for tiles, steps, slots, *expected in (
+        (8, 16, 8, (16, 8, 8)),
+        (10, 16, 8, (16, 8, 10), (16, 8, 8, 2, 4), (16, 8, 8, 2, 4)),
+        (3, 160, 8, (160, 3, 3), (160, 8, 0, 3, 8), (160, 6, 0, 3, 6)),
+        (15, 16, 8, (16, 8, 15), (16, 8, 8, 7, 8)),
+        (5, 4, 8, (4, 5, 5)),
+        (0, 16, 8, (16, 0, 0)),
     ):
-        assert amd.Work.of(tiles, steps, slots) == expected
+        assert amd.Work.ways(tiles, steps, slots) == [amd.Work(*each) for each in expected]
+    assert [work.has_two_tiles for work in amd.Work.ways(3, 160, 8)] == [False, True, False]
+    assert len(amd.Work.ways(3, 1 << 30, 8)) == 1  # more than kernels count
 
 
 def test_tiles_of_calls():
