@@ -146,7 +146,7 @@ def problems(draw: Draw, subject: Subject) -> Arguments:
         **PLAIN,
         **group,
         "softmax_scale": draw(st.none() | st.floats(2.0**-10, 4) | st.just(1)),
-        **draw(masks(mode)),
+        **draw(masks()),
         "return_lse": draw(st.booleans()),
         "out": out.fill_(FRESH) if draw(st.booleans()) else None,
     }
@@ -189,16 +189,15 @@ def groups(draw: Draw, count: int, same: bool = False) -> tuple[Arguments, int, 
 
 
 @st.composite
-def masks(draw: Draw, mode: str) -> Arguments:
+def masks(draw: Draw) -> Arguments:
     """`mask` and `window_size` that go together."""
     side = st.integers(-1, 50)
     form = draw(st.sampled_from(("number", "name", "text")))
     if form == "text":
-        letter = draw(st.sampled_from("b" if mode == "gm1" else "btg"))
+        letter = draw(st.sampled_from("btg"))
         numbers = st.integers(1, 50) if letter == "g" else side
         return {"mask": f"{letter}:{draw(numbers)},{draw(numbers)}"}
-    numbers = (0, 2) if mode == "gm1" else (0, 1, 2)
-    mask = draw(st.sampled_from(numbers if form == "number" else ("none", "causal")))
+    mask = draw(st.sampled_from((0, 1, 2) if form == "number" else ("none", "causal", "t", "b")))
     open_or_not = st.just((-1, -1)) | st.tuples(side, side) | st.lists(side, min_size=2, max_size=2)
     return {"mask": mask, "window_size": draw(open_or_not)}
 
@@ -298,6 +297,8 @@ class PeerArguments:
 
     def window_size(self) -> tuple[int, int]:
         window = self._arguments["window_size"]
+        if window is None:
+            return -1, -1
         is_array = isinstance(window, np.ndarray) or (
             isinstance(window, Tensor) and not window.is_meta
         )

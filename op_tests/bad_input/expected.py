@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import torch
 from calls import Arguments
-from rules import is_group
+from rules import EIGHT_BITS, is_group
 from torch import Tensor
 
 from jitfmha.problem.float64_reference import visible
@@ -35,7 +35,8 @@ def check_results(call: Arguments, out: Tensor, lse: Tensor | None, unused_rows:
     to a query that sees it is left open, but no other query may notice.
     """
     q, v = call["q"], call["v"]
-    assert out.dtype == q.dtype
+    has_8_bits = q.dtype in EIGHT_BITS
+    assert out.dtype == (torch.bfloat16 if has_8_bits else q.dtype)
     assert out.shape == (*q.shape[:-1], v.shape[-1])
     assert (lse is not None) == call["return_lse"]
     if lse is not None:
@@ -45,6 +46,8 @@ def check_results(call: Arguments, out: Tensor, lse: Tensor | None, unused_rows:
     if q.is_meta:
         assert out.is_meta
         return
+    if has_8_bits:
+        return  # their scales and roundings have tests of their own
     for sequence in _sequences(call, out, lse):
         _check_sequence(call, sequence)
     if is_group(call):

@@ -9,9 +9,11 @@ import torch
 from calls import GROUP, Arguments, is_int, is_number, is_window_size
 from torch import Tensor
 
-_FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-_EIGHT_BITS = (*_FP8, torch.int8)
-_SERVED = (torch.float32, torch.bfloat16, torch.float16, *_EIGHT_BITS)
+EIGHT_BITS = (
+    *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
+    torch.int8,
+)
+_SERVED = (torch.float32, torch.bfloat16, torch.float16, *EIGHT_BITS)
 _MASK_TEXT = re.compile(r"([tbg]):(-?\d{1,100}),(-?\d{1,100})")
 _STARTS = {"cu_seqlens_q": "cu_seqlens_q_padded", "cu_seqlens_k": "cu_seqlens_k_padded"}
 _MOST_INDICES = 1 << 22
@@ -61,12 +63,10 @@ def broken_numbers(call: Arguments) -> set[str]:
             broken |= {"mask", "window_size"}
         if min(int(text[2]), int(text[3])) < (1 if text[1] == "g" else -1):
             broken.add("mask")
-        if is_group(call) and text[1] != "b":
-            broken.add("mask")
     elif isinstance(mask, str):
-        if mask not in ("none", "causal"):
+        if mask not in ("none", "causal", "t", "b"):
             broken.add("mask")
-    elif not (is_int(mask) and mask in (0, 1, 2)) or (mask == 1 and is_group(call)):
+    elif not (is_int(mask) and mask in (0, 1, 2)):
         broken.add("mask")
     return broken
 
@@ -91,7 +91,7 @@ def _broken_tensors(call: Arguments) -> set[str]:
             broken.add(name)
         if not isinstance(q, Tensor):
             continue
-        has_8_bits_alone = name != "q" and x.dtype in _EIGHT_BITS and q.dtype not in _EIGHT_BITS
+        has_8_bits_alone = name != "q" and x.dtype in EIGHT_BITS and q.dtype not in EIGHT_BITS
         if (x.dtype != q.dtype and not has_8_bits_alone) or x.device != q.device:
             broken |= {name, "q"}
     k, v = call["k"], call["v"]
@@ -109,7 +109,7 @@ def _is_descale(name: str, of: Any, call: Arguments) -> bool:
     x, k = call[name], call["k"]
     if not all(isinstance(y, Tensor) and y.dim() >= 3 for y in (of, k)):
         return False
-    if of.dtype not in ((torch.int8,) if name == "p_descale" else _EIGHT_BITS):
+    if of.dtype not in ((torch.int8,) if name == "p_descale" else EIGHT_BITS):
         return False
     if not isinstance(x, Tensor) or (x.dtype, x.device) != (torch.float32, of.device):
         return False
@@ -185,7 +185,7 @@ def _broken_out(call: Arguments, explains: bool) -> set[str]:
         return set()
     if not isinstance(out, Tensor) or out.layout != torch.strided:
         return {"out"}
-    out_dtype = torch.bfloat16 if q.dtype in _EIGHT_BITS else q.dtype
+    out_dtype = torch.bfloat16 if q.dtype in EIGHT_BITS else q.dtype
     if (
         (out.dtype, out.device) != (out_dtype, q.device)
         or q.dim() != v.dim()
