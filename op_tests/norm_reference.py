@@ -99,6 +99,15 @@ def check_quantised(actual: Tensor, scale: Tensor, expected: Tensor, off: Tensor
     assert (difference <= bound).all(), f"{(difference / bound).max()} times the bound"
 
 
+def check_not_finite(actual: Tensor, scale: Tensor, expected: Tensor) -> None:
+    """That NaN stays NaN in fp8, and rows with NaN in int8, or with infinity, become NaN."""
+    lost = expected.isinf()
+    if actual.dtype == torch.int8:
+        lost |= expected.isnan()
+    lost = lost.any(-1, keepdim=True) | expected.isnan()
+    assert torch.equal((actual.double() * scale.double()[..., None]).isnan(), lost)
+
+
 class Gradients(NamedTuple):
     """Gradients in float64, each with its bound before it is rounded."""
 

@@ -64,16 +64,19 @@ def test_numbers_that_do_not_follow_each_other(rng):
                 check_call(call | {name: laid_out})
 
 
-def test_numbers_that_are_not_finite():
-    check_not_finite(torch.float8_e4m3fn)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_numbers_that_are_not_finite(dtype):
+    check_not_finite(dtype)
 
 
 def check_not_finite(dtype: torch.dtype) -> None:
     x = torch.tensor([[[torch.inf, torch.nan, -torch.inf, 1.0]]])
+    x[..., 1] = torch.tensor(-1, dtype=torch.int32).view(torch.float32)  # NaN of any bits
     caches = torch.zeros(2, 1, 1, 1, 4).to(dtype).unbind()
     slots = torch.zeros(1, dtype=torch.int64)
     qk_norm_rope_cache(k=x, v=x, k_cache=caches[0], v_cache=caches[1], slots=slots)
-    wanted = torch.tensor([LARGEST[dtype], torch.nan, -LARGEST[dtype], 1.0])
+    nan = 0 if dtype == torch.int8 else torch.nan
+    wanted = torch.tensor([LARGEST[dtype], nan, -LARGEST[dtype], 1.0])
     torch.testing.assert_close(caches[0].float().flatten(), wanted, equal_nan=True)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from drawn_rows import RowCall, draw, draw_like, drawn_index, own_kernels  # noqa: F401
 from inputs import DTYPES
-from norm_reference import LARGEST, check, check_quantised, forward
+from norm_reference import LARGEST, check, check_not_finite, check_quantised, forward
 from torch import Tensor
 
 import jitfmha
@@ -14,7 +14,7 @@ from jitfmha.bench import rows
 from jitfmha.call import known_calls
 from jitfmha.planning.target import CallCache
 from jitfmha.rows import interface
-from jitfmha.rows.problem import KINDS, RowBackwardArguments
+from jitfmha.rows.problem import KINDS, Kind, RowBackwardArguments
 from jitfmha.rows.run import run_rows_backward
 
 
@@ -85,6 +85,36 @@ def test_numbers_that_are_not_finite(dtype):
     torch.testing.assert_close(jitfmha.softmax(x), x.softmax(-1), equal_nan=True)
     normalised = torch.nn.functional.layer_norm(x, (70,))
     torch.testing.assert_close(jitfmha.layer_norm(x), normalised, equal_nan=True)
+
+
+def check_rows_not_finite(
+    rng: torch.Generator, kind: Kind, dtype: torch.dtype, columns: int, out_dtype: torch.dtype
+) -> None:
+    """Rows with NaN and infinities among others; and all rows, by a number of the weight's."""
+    x, numbers = torch.randn(7, columns, generator=rng), torch.randn(columns, generator=rng)
+    at = drawn_index(rng, columns)
+    x[1, at], x[2, at], x[4, at], x[5] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    x[3, at] = torch.tensor(-1, dtype=torch.int32).view(torch.float32)  # NaN of any bits
+    x = x.to(dtype)
+    for number in (1.0,) if kind == "softmax" else (1.0, torch.nan, torch.inf):
+        numbers[at] = number
+        weight = None if kind == "softmax" else numbers
+        expected, off = forward(kind, x, weight, None, 1e-5)
+        out, scale = result_of(RowCall(kind, x, None, weight, None, 1e-5), x, out_dtype=out_dtype)
+        check_not_finite(out, scale, expected)
+        # Others of a row with NaN in fp8 are what they are without it.
+        if columns > 1:
+            rows, kept = scale.isfinite() & x.isfinite().all(-1), numbers.isfinite()
+            out, expected, off = (each[rows][:, kept] for each in (out, expected, off))
+            check_quantised(out, scale[rows], expected, off)
+
+
+def test_rows_of_eight_bits_that_are_not_finite(isa, rng, poisoned_memory):
+    kind, fp8 = KINDS[drawn_index(rng, len(KINDS))], list(LARGEST)[1 + drawn_index(rng, 2)]
+    dtype = list(DTYPES.values())[drawn_index(rng, len(DTYPES))]
+    for columns in (1, 17, 64, 1003):
+        for out_dtype in (torch.int8, fp8):
+            check_rows_not_finite(rng, kind, dtype, columns, out_dtype)
 
 
 @pytest.mark.parametrize("dtype", LARGEST)

@@ -45,6 +45,13 @@ __device__ inline float largest_with(float largest, Floats a) {
   return largest;
 }
 
+__device__ inline bool has_nan(Floats a) {
+  bool result = false;
+#pragma unroll
+  for (int i = 0; i < kWidth; i += kSums) result |= __builtin_isunordered(a[i], a[i + kSums - 1]);
+  return result;
+}
+
 // The same as they lie in memory: words of 16 bytes at most, which one instruction moves.
 template <class E>
 constexpr int kWordBytes = kWidth * E::kBytes < 16 ? kWidth * E::kBytes : 16;

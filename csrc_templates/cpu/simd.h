@@ -2,7 +2,7 @@
 // names; what these have in common is here.
 //
 //     kBlockRows x kBlockVectors    accumulators of a register block of the matrix products
-//     max(a, b)                     the larger of both; `b` where `a` is NaN
+//     max(a, b), min(a, b)          the larger of both, and the smaller; `b` where `a` is NaN
 //     select_between(low, x, high, a, b)
 //                                   `a` in the lanes with low <= x <= high, `b` in all others
 //     clamp(x, limit)               `x` where it lies between -limit and limit, the nearer of both

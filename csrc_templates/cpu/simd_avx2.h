@@ -21,6 +21,7 @@ inline Vec broadcast(float a) { return _mm256_set1_ps(a); }
 inline Vec mul_add(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 
 inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 
 inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
   const Vec inside =

@@ -23,6 +23,7 @@ inline Vec broadcast(float a) { return _mm512_set1_ps(a); }
 inline Vec mul_add(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 
 inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
   const __mmask16 above = _mm512_cmp_ps_mask(low, x, _CMP_LE_OQ);

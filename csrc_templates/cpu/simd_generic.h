@@ -35,6 +35,7 @@ inline Vec select(IntVec condition, Vec a, Vec b) {
 }
 
 inline Vec max(Vec a, Vec b) { return select(a > b, a, b); }
+inline Vec min(Vec a, Vec b) { return select(a < b, a, b); }
 
 inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
   return select((low <= x) & (x <= high), a, b);

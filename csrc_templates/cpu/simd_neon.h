@@ -20,6 +20,7 @@ inline Vec broadcast(float a) { return vdupq_n_f32(a); }
 inline Vec mul_add(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
 
 inline Vec max(Vec a, Vec b) { return vmaxnmq_f32(a, b); }
+inline Vec min(Vec a, Vec b) { return vminnmq_f32(a, b); }
 
 inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
   return vbslq_f32(vandq_u32(vcleq_f32(low, x), vcleq_f32(x, high)), a, b);

@@ -35,7 +35,8 @@ def softmax(
         out_dtype: of the result: that of x, or ``torch.float8_e4m3fn``, ``torch.float8_e4m3fnuz``
             or ``torch.int8``. Results of 8 bits come with a scale for each row, its largest
             magnitude over the largest number of the dtype: the result is ``out * scale``. They
-            have no gradient.
+            have no gradient. The scale is NaN where a row has infinity, or in int8 NaN; in fp8
+            NaN stays in its place.
 
     Returns:
         ``out``, contiguous; or of ``(out, sum, scale)`` what was asked for: ``sum`` with a

@@ -62,7 +62,8 @@ def test_a_part_of_a_head_is_rotated(rng, poisoned_memory):
 @pytest.mark.sample("arch", [*FP8], 1)
 def test_numbers_that_are_not_finite(arch):
     with jitfmha.emulate(arch, check=True) as run:
-        check_not_finite(FP8[arch])
+        for dtype in (FP8[arch], torch.int8):
+            check_not_finite(dtype)
         assert not run.findings()
 
 

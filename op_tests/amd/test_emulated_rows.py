@@ -7,7 +7,7 @@ import torch
 from compiled_calls import assert_nothing_is_spilled
 from drawn_rows import RowCall, draw, draw_like, drawn_index
 from norm_reference import check, forward
-from test_rows import check_call
+from test_rows import check_call, check_rows_not_finite
 from test_rows_gradients import check_gradients
 
 import jitfmha
@@ -79,6 +79,20 @@ def test_a_softmax_whose_first_workgroup_has_no_number(rng, few_threads, poisone
         out = jitfmha.softmax(x)
         assert not run.findings()
     torch.testing.assert_close(out, torch.softmax(x, -1), equal_nan=True)
+
+
+def test_rows_of_eight_bits_that_are_not_finite(rng, few_threads, poisoned_memory):
+    """Of a thread, of several, and of several workgroups."""
+    arch = ("gfx942", "gfx950")[drawn_index(rng, 2)]
+    dtype = (torch.float32, torch.bfloat16, torch.float16)[drawn_index(rng, 3)]
+    norm = ("rms_norm", "layer_norm")[drawn_index(rng, 2)]
+    with jitfmha.emulate(arch, check=True, random_order=drawn_index(rng, 100)) as run:
+        for kind, columns, out_dtype in (
+            *(("softmax", 34, torch.int8), ("softmax", 9001, torch.int8), (norm, 1, torch.int8)),
+            *((norm, 34, torch.int8), (norm, 9001, torch.int8), (norm, 1000, FP8[arch])),
+        ):
+            check_rows_not_finite(rng, kind, dtype, columns, out_dtype)
+        assert not run.findings()
 
 
 @pytest.mark.parametrize("columns", [1, 4, 8, 64, 257])

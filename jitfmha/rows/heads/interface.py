@@ -66,7 +66,7 @@ def qk_norm_rope_cache(
             cache_seqlens, not with a block table. By default they are the same.
         k_scale, v_scale: float32 ``(1,)`` or ``(heads,)``, what a cache of 8 bits is multiplied
             with when it is read (``k_descale`` elsewhere); 1 by default. What does not fit becomes
-            the largest number.
+            the largest number, and NaN in int8 0.
         inplace: write q and k where they are; they must not share memory.
 
     Vectors and tables may have any strides; what does not lie in rows is copied.
