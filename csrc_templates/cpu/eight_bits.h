@@ -36,14 +36,12 @@ inline uint8_t to_fp8(float number) {
   return uint8_t(code | (kIsFnuz && code == 0 ? 0 : sign >> 24 & 0x80));
 }
 
-// NaN, which int8 does not have, is 0 there.
+// NaN, which int8 does not have, is 0 there: processors convert it to 0, or to -2^31, whose last
+// byte is 0, too.
 inline uint8_t to_eight_bits(float number) {
-  if constexpr (std::is_same<OutDtype, int8>::value) {
-    const float clamped = std::min(std::max(number, -127.0f), 127.0f);
-    return uint8_t(int(std::nearbyint(number == number ? clamped : 0.0f)));
-  } else {
-    return to_fp8(number);
-  }
+  if constexpr (std::is_same<OutDtype, int8>::value)
+    return uint8_t(int(std::nearbyint(std::min(std::max(number, -127.0f), 127.0f))));
+  else return to_fp8(number);
 }
 
 }  // namespace
