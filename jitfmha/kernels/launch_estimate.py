@@ -36,6 +36,8 @@ _CYCLES_OF_NO_ROWS = 1500.0
 _CYCLES_OF_PLACE, _CYCLES_OF_PLACE_IN_DECODE = 950.0, 700.0
 # kTailRounds in forward_gm1.h.
 _ROUNDS_IN_TURN = 3
+# kLeastShareTiles in work_list.h.
+_LEAST_SHARE_TILES = 6
 # From where a wave asks HBM for a tile of keys or queries until it has it, and the tile's rows: by
 # the cost model 1300 to 2200 where one tile is on its way. The wave computes meanwhile.
 _CYCLES_ON_THE_WAY, _ROWS_ON_THE_WAY = 1500.0, 32
@@ -191,8 +193,9 @@ def lengths_of_packs(
     others = 0.0
     for i in range(counts - chunks):
         others += of_keys[chunks + i]
+    # Those with the most queries may have the most keys, or be such chunks.
+    lengths.append(Lengths(of_queries, of_keys, of_keys[0]))
     if longest_q < _MIXED * keys or others == 0:
-        lengths.append(Lengths(of_queries, of_keys, of_keys[0]))
         return lengths
     chunk_queries: list[float] = []
     mixed: list[float] = []
@@ -223,8 +226,9 @@ def _shares(unevenness: int, counts: int) -> Sequence[float]:
     expected = others[0] + 1 / counts
     longest = expected
     if unevenness >= 0:
-        # What calls tell may be less than the mean, or more than all of them together.
-        longest = min(max(unevenness / 2, 1.0), counts)
+        # What calls tell is rounded down, if sequences are not all equal. It may be less than the
+        # mean, or more than all of them together.
+        longest = min((unevenness + 0.5) / 2 if unevenness > 2 else 1.0, counts)
     apart = min((longest - 1) / (expected - 1), 1.0)
     mean = (counts - longest) / (counts - 1)
     shares: list[float] = [
@@ -269,12 +273,13 @@ class Machine(NamedTuple):
     bytes_per_second: float
     clock: ClockSpeed
 
-    def cycles_of_shares(self, cycles: float, once: float, shared: int) -> float:
+    def cycles_of_shares(self, cycles: float, least: float, once: float, shared: int) -> float:
         """Of persistent workgroups that share work of so many ``cycles``, as far as it can be told.
 
-        Each begins what another one has begun, which takes ``once`` more.
+        Each has the ``least`` share or more, as far as there is work, and begins what another one
+        has begun, which takes ``once`` more.
         """
-        return cycles / (self.compute_units * shared) + once
+        return max(cycles / (self.compute_units * shared), min(cycles, least)) + once
 
     def cycles_of_launch(self, sizes: Sequence[float], workgroups: int, shared: int) -> float:
         """Until the last workgroup has ended, where ``shared`` of them share a unit.
@@ -585,8 +590,9 @@ class ForwardEstimate:
         launch = 0.0
         if self.kernel.is_shared:
             every = workgroups / len(sizes) * _total(sizes)
-            once = self.cycles[len(self.cycles) - 1].once[shared - 1]
-            launch = machine.cycles_of_shares(every, once, shared)
+            of_all = self.cycles[len(self.cycles) - 1]
+            least = _LEAST_SHARE_TILES * self.ts_kv * of_all.of_row[shared - 1]
+            launch = machine.cycles_of_shares(every, least, of_all.once[shared - 1], shared)
         else:
             launch = self._cycles_in_order(
                 of_sequences, sizes, tiles, workgroups, num_splits, shared

@@ -1,6 +1,7 @@
 """Which family a call takes on an AMD GPU: the one that is estimated to take least."""
 
 import json
+from math import ceil
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -234,7 +235,8 @@ def packed(lengths: list[int], longest: int | None) -> tuple[tuple[Tensor, ...],
 def estimates(lengths: list[int], longest: int | None) -> dict[str, float]:
     tensors, options = packed(lengths, longest)
     told = explain(*tensors, device="MI300X", **options).to_dict()["estimates"]
-    return {each["family"]: each["microseconds"] for each in told}
+    # Shares of little listed work are the least that there are, whatever lengths are.
+    return {each["family"]: each["microseconds"] for each in reversed(told)}
 
 
 def test_estimates_know_how_long_the_longest_sequence_is_told_to_be():
@@ -254,7 +256,8 @@ def test_the_lengths_that_are_assumed(batch):
     for twice in range(2, 2 * min(batch, 8) + 1):
         (told,) = lengths_of(problem._replace(unevenness=(2, twice)))
         assert told.queries == pytest.approx([1.0] * min(batch, 8))
-        assert told.keys[0] == told.longest_keys == twice / 2
+        longest = min((twice + 0.5 * (twice > 2)) / 2, batch, 8)  # told rounded down
+        assert told.keys[0] == told.longest_keys == longest
         for shares in (told.keys, exponential.keys):
             assert sum(shares) == pytest.approx(len(shares))
             assert list(shares) == sorted(shares, reverse=True)
@@ -263,14 +266,21 @@ def test_the_lengths_that_are_assumed(batch):
 
 @pytest.mark.parametrize("longest", [4, 5, 8])
 def test_chunks_that_are_assumed_beside_decoding(longest):
-    """As many as have all queries, in the middle of prompts whose mean is known."""
+    """As many as have all queries, in the middle of prompts whose mean is known.
+
+    Or those with most queries have most keys.
+    """
     tensors, options = packed([64] * 8, 64)
-    (told,) = lengths_of(
+    by_rank, told = lengths_of(
         make_problem(Arguments.of(*tensors, options))._replace(unevenness=(longest, 2))
     )
-    chunks = -(-16 // longest)
+    of_chunk = (longest + 0.5) / 2
+    chunks = ceil(8 / of_chunk)
+    assert list(by_rank.queries) == sorted(by_rank.queries, reverse=True)
+    assert by_rank.queries[0] == told.queries[0] == of_chunk
+    assert by_rank.keys == pytest.approx([1.0] * 8)
     assert sum(told.queries) == sum(told.keys) == pytest.approx(8)
-    assert told.queries[: chunks - 1] == pytest.approx([longest / 2] * (chunks - 1))
+    assert told.queries[: chunks - 1] == pytest.approx([of_chunk] * (chunks - 1))
     assert max(told.queries[chunks:]) == 0
     for queries, keys in zip(told.queries[:chunks], told.keys[:chunks], strict=True):
         assert keys == pytest.approx((1 + queries / 64) / 2)
@@ -309,3 +319,10 @@ def test_memory_bounds_a_launch_and_is_waited_for_by_few_waves():
     assert others == pytest.approx([alone - 5e-6, 0])
     assert machine.waits(2e-5, 40, moved, 1) == pytest.approx(1e-5)  # none is left
     assert machine.overlapped(2e-5, moved, alone) == pytest.approx(21e-6 + alone)
+
+
+def test_shares_of_little_work_are_the_least_there_are():
+    machine = Machine("gfx942", 304, 8, 4, 1e12, clock_of("MI300X").speed)
+    works = 3000.0, 608e3, 608 * 6000.0
+    cycles = [machine.cycles_of_shares(work, 5000.0, 10.0, 2) for work in works]
+    assert cycles == pytest.approx([3010, 5010, 6010])
