@@ -46,7 +46,7 @@ struct Place {
     const int left = columns - of * kOfShare;
     return left < kOfShare ? left : kOfShare;
   }
-  __device__ float part() const { return 1.0f / static_cast<float>(count(share)); }
+  __device__ float part() const { return __builtin_amdgcn_rcpf(static_cast<float>(count(share))); }
   __device__ float count_of_wave(int wave) const {
     int numbers = 0;
 #pragma unroll
@@ -181,9 +181,10 @@ struct Parts {
   __device__ float largest(float x) const { return over_lanes<kLanes>(x, larger); }
 };
 
-// Those that waves have of a workgroup's share of a row, and those that workgroups have of it.
+// Those that waves have of a workgroup's share of a row, and those that workgroups have of it. Only
+// means ask of how many numbers they are: other sums of no numbers are 0.
 __device__ inline Parts<kWavesOfRow> waves_of(const Place& place) {
-  return {place.count_of_wave(place.lane % kWavesOfRow)};
+  return {kKind == Kind::layer_norm ? place.count_of_wave(place.lane % kWavesOfRow) : 1};
 }
 __device__ inline Parts<kShareLanes> shares_of(const Place& place) {
   const int share = place.lane % kShareLanes;
