@@ -149,10 +149,10 @@ def flash_attn_with_kvcache(
         *(cache_leftpad, block_table, alibi_slopes, q_descale, k_descale, v_descale),
     )
     given = [x for x in call[3:] if x is not None]
-    if torch.is_grad_enabled() and requires_any_grad(q, k_cache, v_cache, *given):
+    is_seen = is_watched(q, k_cache, v_cache, *given) or is_any_autocast_enabled()
+    if is_seen or (torch.is_grad_enabled() and requires_any_grad(q, k_cache, v_cache, *given)):
         refuse_derivatives("flash_attn_with_kvcache", **call._asdict())
-    if is_watched(q, k_cache, v_cache, *given) or is_any_autocast_enabled():
-        refuse_derivatives("flash_attn_with_kvcache", **call._asdict())
+    if is_seen:
         return _Step((call, choices))(call, length)
     step = looked_up("kv_cache", choices, call, _Step.kept, (call, choices))
     result: Tensor | tuple[Tensor, Tensor] = step(call, length)
