@@ -385,6 +385,9 @@ def test_shared_memory_is_refused(rng):
     both = torch.empty_like(k)
     with pytest.raises(ValueError, match="dv shares memory with dk"):
         fmha_bwd(out.clone(), q, k, v, out, lse, dk=both, dv=both)
+    sink = {"sink": torch.zeros(q.shape[2]), "dsink": both.flatten()[: q.shape[2]]}
+    with pytest.raises(ValueError, match="dsink shares memory with dv"):
+        fmha_bwd(out.clone(), q, k, v, out, lse, dv=both, **sink)
 
 
 @pytest.mark.parametrize("name", ["dq", "dk", "dv", "dsink"])

@@ -178,6 +178,7 @@ CACHE: dict[str, Any] = {"v": K, "k_cache": torch.zeros(2, 9, 2, 8)}
 CACHE["v_cache"] = CACHE["k_cache"].clone()
 BEHIND = {**CACHE, "cache_seqlens": LENGTHS}
 FP8 = {name: CACHE[name].to(torch.float8_e4m3fn) for name in ("k_cache", "v_cache")}
+OF_BYTES = FP8["v_cache"].view(torch.float32).flatten()[:24].view(1, 3, 1, 8).expand(2, 3, 2, 8)
 LEAF = torch.zeros(2, 3, 2, 8, requires_grad=True)
 
 
@@ -221,6 +222,15 @@ LEAF = torch.zeros(2, 3, 2, 8, requires_grad=True)
         ({**BEHIND, "k_scale": torch.ones(1)}, ValueError, "k_scale is the scale of 8 bits"),
         ({**BEHIND, **FP8, "v_scale": torch.ones(3)}, ValueError, r"v_scale.*shape \(3,\)"),
         ({"eps": -1.0}, ValueError, "eps is -1.0"),
+        ({"k": Q, "q_weight": torch.ones(8), "inplace": True}, ValueError, "q is .* memory with k"),
+        ({**BEHIND, "k": CACHE["k_cache"][:, 5:8]}, ValueError, "k_cache is .* memory with k"),
+        ({**BEHIND, "v": CACHE["k_cache"][:, 5:8]}, ValueError, "k_cache is .* memory with v"),
+        (
+            {**BEHIND, "k": K + 1, "v_cache": CACHE["k_cache"]},
+            ValueError,
+            "k_cache is .* with v_cache",
+        ),
+        ({**BEHIND, **FP8, "v": OF_BYTES}, ValueError, "v_cache is .* memory with v"),
         ({"k": LEAF}, NotImplementedError, "k requires grad"),
         ({"cos": COS, "sin": torch.nn.Parameter(COS)}, NotImplementedError, "sin requires grad"),
         ({**BEHIND, "k_cache": LEAF}, NotImplementedError, "k_cache requires grad"),
@@ -232,6 +242,23 @@ def test_refusals_name_the_argument_and_its_value(changes, error, text):
     with pytest.raises(error, match=text):
         qk_norm_rope_cache(**({"q": Q, "k": K} | changes))
     assert not CACHE["k_cache"].any()
+
+
+def test_what_lies_between_other_numbers_shares_no_memory(rng):
+    """Parts of packed tensors, and values that are the first columns of keys, as of a latent."""
+    qkv, caches = torch.randn(5, 5, 8, generator=rng), torch.zeros(1, 9, 2, 2, 8).unbind(2)
+    own = qkv.clone()
+    for k, v, v_cache in (
+        (qkv[:, 1:3], qkv[:, 3:], caches[1]),
+        (qkv[:, 1:3], qkv[:, 1:3, :4], caches[0][..., :4]),
+    ):
+        given = {"k_cache": caches[0], "v_cache": v_cache, "cache_seqlens": torch.ones(1).int()}
+        qk_norm_rope_cache(qkv[:, :1], k, v, q_weight=torch.ones(8), inplace=True, **given)
+        assert torch.equal(caches[0][0, 1:6], own[:, 1:3])
+        assert torch.equal(v_cache[0, 1:6], v)
+    given["k_weight"] = torch.ones(8)  # so that keys are no longer what values are
+    with pytest.raises(ValueError, match="k_cache is written and shares memory with v_cache"):
+        qk_norm_rope_cache(None, k, v, **given)
 
 
 def test_vmap_is_refused():

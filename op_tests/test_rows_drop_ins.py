@@ -50,6 +50,8 @@ def test_what_aiter_has_and_this_has_not(rng):
             aiter.rmsnorm2d_fwd_with_add(out, x, x, x, weight, 1e-5)
         with pytest.raises(error, match=f"residual_{text}"):
             aiter.rmsnorm2d_fwd_with_add(torch.empty_like(x), x, x, out, weight, 1e-5)
+    with pytest.raises(ValueError, match="residual_out shares memory with out"):
+        aiter.rmsnorm2d_fwd_with_add(x, x, x, x, weight, 1e-5)
     with pytest.raises(ValueError, match=r"weight has shape \(39,\)"):
         aiter.rms_norm(x, weight[1:], 1e-5)
 

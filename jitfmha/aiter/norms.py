@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..layers.peer_values import check_out, written_to
 from ..problem.checks import with_clear_errors
+from ..problem.memory import refuse_shared_rooms
 from ..problem.torch_parts import refuse_derivatives
 from ..rows.interface import layer_norm as _layer_norm
 from ..rows.interface import rms_norm as _rms_norm
@@ -69,7 +70,9 @@ def rmsnorm2d_fwd_with_add(
     if gemma_norm:
         weight = weight.float() + 1
     result, total = _rms_norm(input, weight, eps=epsilon, residual=residual_in)
+    check_out("out", out, result)
     check_out("residual_out", residual_out, total)
+    refuse_shared_rooms(out=out, residual_out=residual_out)
     written_to(out, result)
     written_to(residual_out, total, name="residual_out")
 

@@ -28,7 +28,7 @@ from ..problem.checks import (
 )
 from ..problem.dropout import new_rng_state
 from ..problem.mask import OPEN_WINDOW
-from ..problem.memory import write_values
+from ..problem.memory import refuse_shared_rooms, write_values
 from ..problem.problem import make_problem
 from ..problem.score_features import Modifiers, gather_modifiers
 from ..problem.torch_parts import is_any_autocast_enabled, is_watched
@@ -431,6 +431,8 @@ def fmha_bwd(
         check_not_negative(dq=dq, dk=dk, dv=dv)
         _check_room("dbias", dbias, features.get("bias"))
         _check_room("dsink", dsink, features.get("sink"))
+        if dbias is not None or dsink is not None:
+            refuse_shared_rooms(dq=dq, dk=dk, dv=dv, dbias=dbias, dsink=dsink)
     results = differentiate(arguments)
     if dbias is not None and results.dbias is not None:
         write_values(dbias, results.dbias)

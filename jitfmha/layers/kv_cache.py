@@ -97,7 +97,8 @@ def flash_attn_with_kvcache(
         k, v: ``(b, s_new, hk, hdim)`` and ``(b, s_new, hk, hdim_v)`` of the caches' dtype, written
             into these behind the ``cache_seqlens`` keys of each sequence, in place. Both or none.
             Beside caches of e4m3 or int8 they may have more bits: they are divided by k_descale and
-            v_descale, of the shape ``(1,)`` or ``(hk,)``, and rounded.
+            v_descale, of the shape ``(1,)`` or ``(hk,)``, and rounded. What may share memory with
+            the caches, or these with each other, says :func:`jitfmha.qk_norm_rope_cache`.
         rotary_cos, rotary_sin: ``(seqlen_ro, rotary_dim / 2)`` in q's dtype: k is rotated by the
             rows from ``cache_seqlens`` on before it is written. So is q, where there is a causal
             mask or a window; else every query by the row ``cache_seqlens``. They need k and v.

@@ -5,11 +5,15 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from itertools import combinations
 
 import torch
 from torch import Tensor
+
+from .torch_parts import is_watched
 
 
 def write_zeros(to: Tensor, where: Tensor | None = None) -> None:
@@ -47,15 +51,18 @@ def extent(x: Tensor) -> tuple[int, int]:
 
 
 def may_overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two strided views of equal item size share an element.
+    """Whether two strided views share memory.
 
     Exact for the views that attention sees (slices, permutations and packed buffers). A pair too
-    tangled to decide in a bounded number of steps counts as overlapping.
+    tangled to decide in a bounded number of steps counts as overlapping, as do items that begin
+    within each other.
     """
     (begin_a, bytes_a), (begin_b, bytes_b) = extent(a), extent(b)
     if not (begin_a < begin_b + bytes_b and begin_b < begin_a + bytes_a):
         return False
     item = a.element_size()
+    if item != b.element_size():
+        return may_overlap(_bytes(a), _bytes(b))
     # The views meet where  offset_a + sum(s_a * i) == offset_b + sum(s_b * j).  With every term
     # moved to one side, that is a sum of stride times a bounded integer equal to a constant.
     distance, rest = divmod(begin_b - begin_a, item)
@@ -75,6 +82,65 @@ def may_overlap(a: Tensor, b: Tensor) -> bool:
         return True
     # Shift every b term by its range, so that all integers run from 0 up to their bound.
     return _reachable(distance - low, sorted(terms.items(), reverse=True))
+
+
+def refuse_shared_rooms(**rooms: object) -> None:
+    """Raise ``ValueError`` where two of what is written share memory, as far as they have some."""
+    given = [
+        (name, x)
+        for name, x in rooms.items()
+        if isinstance(x, Tensor) and x.layout is torch.strided and not is_watched(x, x, x)
+    ]
+    for (name, x), (other, y) in combinations(given, 2):
+        if may_overlap(x, y):
+            raise ValueError(f"{other} shares memory with {name}; give it memory of its own")
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """The bytes of items, behind all other dimensions."""
+    strides = [stride * x.element_size() for stride in x.stride()]
+    return torch.empty(0, dtype=torch.uint8, device=x.device).set_(
+        x.untyped_storage(),
+        x.storage_offset() * x.element_size(),
+        (*x.shape, x.element_size()),
+        (*strides, 1),
+    )
+
+
+class Apart:
+    """Finds tensors of one layout that share memory, where one of each pair is written.
+
+    Of pairs whose extents meet, as parts of packed tensors, it keeps what was found of the distance
+    between them.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor | None], pairs: Iterable[tuple[int, int]]) -> None:
+        spans = [0 if x is None else extent(x)[1] for x in tensors]
+        self._pairs = [(i, j, spans[i], spans[j]) for i, j in pairs if spans[i] and spans[j]]
+        self._found: dict[tuple[int, int, int], bool] = {}
+
+    def shared(
+        self, tensors: Sequence[Tensor | None], pointers: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        """The pairs that do, by where they stand among the tensors."""
+        found = []
+        for i, j, span, other in self._pairs:
+            distance = pointers[j] - pointers[i]
+            if -other < distance < span and self._shares(tensors, i, j, distance):
+                found.append((i, j))
+        return found
+
+    def _shares(self, tensors: Sequence[Tensor | None], i: int, j: int, distance: int) -> bool:
+        key = i, j, distance
+        if key not in self._found:
+            a, b = tensors[i], tensors[j]
+            if len(self._found) >= _MOST_DISTANCES:
+                self._found.clear()
+            self._found[key] = a is not None and b is not None and may_overlap(a, b)
+        return self._found[key]
+
+
+_MOST_DISTANCES = 256
 
 
 def overlaps_itself(x: Tensor) -> bool:

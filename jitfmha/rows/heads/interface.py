@@ -67,7 +67,10 @@ def qk_norm_rope_cache(
         k_scale, v_scale: float32 ``(1,)`` or ``(heads,)``, what a cache of 8 bits is multiplied
             with when it is read (``k_descale`` elsewhere); 1 by default. What does not fit becomes
             the largest number, and NaN in int8 0.
-        inplace: write q and k where they are; they must not share memory.
+        inplace: write q and k where they are.
+
+    What is written shares no memory with q, k and v, nor with what else is written, but for caches
+    of a latent: v_cache may be the first columns of k_cache, where v are those of k.
 
     Vectors and tables may have any strides; what does not lie in rows is copied.
 

@@ -12,6 +12,7 @@ from torch.autograd.graph import increment_version
 from ...call.detection import target_of
 from ...call.known_calls import looked_up
 from ...planning.target import AmdTarget
+from ...problem.memory import Apart
 from ...problem.packed_pages import (
     are_packed,
     shape_of_keys,
@@ -65,11 +66,14 @@ def _prepare(arguments: HeadArguments) -> Callable[[Tensors], None]:
         *(limits.pages, limits.page_size, limits.table_pages, arguments.eps),
     )
     pack = CALL.packer.pack
+    apart_in_memory = Apart(arguments.tensors, _APART)
 
     def run(tensors: Tensors) -> None:
         if apart:
             tensors = _with_copies(tensors, apart)
         pointers = [0 if x is None else x.data_ptr() for x in tensors]
+        for pair in apart_in_memory.shared(tensors, pointers):
+            _refuse_shared(*pair, HeadArguments(*tensors))
         in_order = [pointers[at] if at >= 0 else 0 for at in _PLACES]
         if amd is None:
             value = ctypes.c_int64()
@@ -120,6 +124,32 @@ _FIELDS = (
 )
 _PLACES = [HeadArguments._fields.index(name) if name else -1 for name in _FIELDS]
 _WRITTEN = [HeadArguments._fields.index(name) for name in ("q_out", "k_out", "k_cache", "v_cache")]
+
+# What is written, and what it must not share memory with; a result may lie where it comes from.
+_APART = [
+    (to, other)
+    for at, to in enumerate(_WRITTEN)
+    for other in (0, 1, 2, *_WRITTEN[at + 1 :])
+    if HeadArguments._fields[to] != f"{HeadArguments._fields[other]}_out"
+]
+
+
+def _refuse_shared(to: int, other: int, arguments: HeadArguments) -> None:
+    """Raise ``ValueError``, but where values are the first columns of keys, as of a latent."""
+    names = [HeadArguments._fields[at] for at in (to, other)]
+    k, v, k_scale, v_scale = (arguments.k, arguments.v, arguments.k_scale, arguments.v_scale)
+    if names == ["k_cache", "v_cache"] and arguments.k_weight is arguments.cos is None:
+        pairs = (arguments.k_cache, arguments.v_cache), (k, v), (k_scale, v_scale)
+        if all(map(_lie_together, *zip(*pairs, strict=True))):
+            return
+    one, other_name = (name.removesuffix("_out") for name in names)
+    raise ValueError(f"{one} is written and shares memory with {other_name}; give it its own")
+
+
+def _lie_together(x: Tensor | None, y: Tensor | None) -> bool:
+    if x is None or y is None:
+        return x is y
+    return x.data_ptr() == y.data_ptr() and x.stride() == y.stride()
 
 
 def _of_part(arguments: HeadArguments, part: int) -> tuple[int, ...]:
