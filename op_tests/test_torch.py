@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from fresh_calls import fresh_calls
-from inputs import DTYPES, random_qkv
+from inputs import DTYPES, prefix_sums, random_qkv
 from packed_calls import packed
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -157,6 +157,21 @@ def test_writing_out_is_seen_by_autograd(rng):
     fmha_fwd(q, k, v, out=out)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.backward()
+
+
+def test_a_refused_call_writes_nothing_that_autograd_sees(rng):
+    """Not where a kernel finds lengths that Python refuses, either."""
+    q, k, v = (x[0] for x in random_qkv(rng))
+    sums = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), prefix_sums([20, 40]))
+    out, lse = torch.zeros_like(q), torch.zeros(2, 33)
+    for call in (
+        lambda: fmha_fwd(q, k, v, out=out, **sums),
+        lambda: fmha_bwd(q, q, k, v, q, lse, dq=out, **sums),
+    ):
+        with pytest.raises(ValueError, match="cu_seqlens_q"):
+            call()
+    assert out._version == 0
+    assert not out.any()
 
 
 def test_parameters_without_grad_mode(rng):

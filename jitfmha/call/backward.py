@@ -258,10 +258,6 @@ def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results
     gradients = new_tuple(Gradients, (dout, dlse, new_dq, new_dk, new_dv, dbias))
     if not is_left_to_kernel:
         _clear_unused(prepared, arguments, gradients)
-    if are_given:
-        for given in (dq, dk, dv):
-            if given is not None and not given.is_inference():
-                torch.autograd.graph.increment_version(given)
     launch = prepared.launch
     if launch is None:
         rows, given_ones = arguments.used_rows(), (dq, dk, dv)
@@ -278,6 +274,10 @@ def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results
         if not is_plain:
             _clear_unused(prepared, arguments, gradients)
             launch(tensors._replace(lengths_are_checked=True))
+    if are_given:
+        for given in (dq, dk, dv):
+            if given is not None and not given.is_inference():
+                torch.autograd.graph.increment_version(given)
     if dbias is not None:
         dbias = _summed_for_bias(dbias, forward)
     dsink = _gradient_of_sink(arguments) if with_dsink else None

@@ -259,9 +259,6 @@ def run_prepared(
                 request_huge_pages(out)
     else:
         _refuse_shared_memory(out, q, k, v, prepared.spans)
-        if not out.is_inference():
-            # Autograd must notice the write if it has saved out for a backward pass.
-            torch.autograd.graph.increment_version(out)
     lse = None
     if prepared.lse_layout is not None:
         lse = kind.float32.new_empty_strided(*prepared.lse_layout)
@@ -273,18 +270,22 @@ def run_prepared(
             Tensors,
             (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, None, keys, are_checked),
         )
+        is_plain = True
         try:
             if is_profiled:
                 with record_function(kind.kernel_name(prepared.sizes)):
                     launch(tensors)
             else:
                 launch(tensors)
-            return out, lse
         except LengthsNotPlain:
-            pass  # what is wrong is no part of this error
-        if not _covers_rows(prepared, arguments):
-            _clear_unused(arguments, out, lse)
-        launch(tensors._replace(lengths_are_checked=True))
+            is_plain = False  # what is wrong is no part of this error
+        if not is_plain:
+            if not _covers_rows(prepared, arguments):
+                _clear_unused(arguments, out, lse)
+            launch(tensors._replace(lengths_are_checked=True))
+    if arguments.out is not None and not out.is_inference():
+        # Autograd must notice the write if it has saved out for a backward pass.
+        torch.autograd.graph.increment_version(out)
     return out, lse
 
 
