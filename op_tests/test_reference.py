@@ -220,6 +220,14 @@ def test_descales(rng):
     torch.testing.assert_close(out, by_hand[0])
 
 
+def test_a_sink_of_nan_counts(rng):
+    sink = torch.tensor([math.nan, -math.inf, 0.5, 0.5])
+    out, lse = attention(*inputs(rng), sink=sink)
+    assert lse[:, 0].isnan().all()
+    assert out[:, :, 0].isnan().all()
+    assert lse[:, 1:].isfinite().all()
+
+
 # mask, window_size, sink_size and what the queries of a 4 x 5 problem see, written out.
 DRAWN: list[tuple[int | str, tuple[int, int], int, str]] = [
     (0, (-1, -1), 0, "11111 11111 11111 11111"),

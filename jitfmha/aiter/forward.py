@@ -346,11 +346,15 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None, out: Tensor | None = None,
     cu_seqlens_q_padded: Tensor | None = None, cu_seqlens_k_padded: Tensor | None = None,
     sink_ptr: Tensor | None = None,
+    *,
+    q_descale: Tensor | None = None, k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
 ) -> Attention:  # fmt: skip
     """Attention over sequences of different lengths, packed one after the other.
 
     Args:
         window_size: as for :func:`flash_attn_func`.
+        q_descale, k_descale, v_descale: by name, as vLLM passes them.
         out: where to write the result, ``(total_q, hq, hdim_v)``.
 
     The arguments of the sequences are those of :func:`mha_varlen_fwd`; for the others, and for what

@@ -83,7 +83,7 @@ def probabilities(q: Tensor, k: Tensor, *, sink: Tensor | None = None, **options
     if sink is not None:
         column = sink.double()[:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, column], dim=-1)
-        see = torch.cat([see, column > -torch.inf], dim=-1)
+        see = torch.cat([see, column != -torch.inf], dim=-1)
     sees_any = see.any(-1)
     largest = torch.zeros_like(sees_any, dtype=torch.float64)
     if scores.shape[-1] > 0:

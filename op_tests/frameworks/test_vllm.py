@@ -316,25 +316,25 @@ def test_sequences_of_ops(rng, sinks):
 
 
 def test_images_in_fp8(rng):
-    """``flash_attn_varlen_fp8_pertensor_func`` of ``_rocm_aiter_fp8_attn_impl``."""
+    """``_rocm_aiter_fp8_attn_impl``; and scales of prompts whose q, k and v come in fp8."""
     with install_as("aiter"):
-        from aiter import flash_attn_varlen_fp8_pertensor_func
+        from aiter import flash_attn_varlen_fp8_pertensor_func, flash_attn_varlen_func
     q, k, v = (torch.randn(2, 33, 3, 64, generator=rng).to(FP8) for _ in range(3))
     scales = {f"{x}_descale": torch.rand(1, generator=rng) + 0.5 for x in "qkv"}
     lengths = prefix_sums((33, 33))
-    out = flash_attn_varlen_fp8_pertensor_func(
-        *(x.flatten(0, 1) for x in (q, k, v)),
-        **scales,
-        cu_seqlens_q=lengths,
-        cu_seqlens_k=lengths,
-        max_seqlen_q=33,
-        max_seqlen_k=33,
-        causal=False,
-        softmax_scale=SCALE,
-    )
-    assert torch.equal(
-        out.view(2, 33, 3, 64), jitfmha.fmha_fwd(q, k, v, softmax_scale=SCALE, **scales)
-    )
+    expected = jitfmha.fmha_fwd(q, k, v, softmax_scale=SCALE, **scales)
+    for function in (flash_attn_varlen_fp8_pertensor_func, flash_attn_varlen_func):
+        out = function(
+            *(x.flatten(0, 1) for x in (q, k, v)),
+            **scales,
+            cu_seqlens_q=lengths,
+            cu_seqlens_k=lengths,
+            max_seqlen_q=33,
+            max_seqlen_k=33,
+            causal=False,
+            softmax_scale=SCALE,
+        )
+        assert torch.equal(out.view(2, 33, 3, 64), expected)
 
 
 def test_names_that_ops_takes_from_elsewhere():
