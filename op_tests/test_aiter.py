@@ -214,6 +214,20 @@ def test_the_functions_agree(rng, is_causal, left, right, window):
         assert is_same(result, (out, lse))
 
 
+@pytest.mark.parametrize(
+    ("bias", "error", "text"),
+    [
+        (True, TypeError, "bias must be a torch.Tensor, got bool"),
+        (torch.zeros(3, 1, 20, 40), ValueError, r"bias has shape \(3, 1, 20, 40\); expected \(2,"),
+        (torch.zeros(1, 20, 40), ValueError, r"bias has shape \(1, 20, 40\)"),
+    ],
+)
+def test_bias_of_shorter_sequences_is_checked(bias, error, text):
+    q, k = torch.zeros(2, 20, 4, 64), torch.zeros(2, 40, 4, 64)
+    with pytest.raises(error, match=text):
+        flash_attn_func(q, k, k, bias=bias, cu_seqlens_q=prefix_sums([20, 3]))
+
+
 @pytest.mark.parametrize("shorter", ["q", "k", "both"])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("layout", ["bshd", "bhsd", "every_other_row"])

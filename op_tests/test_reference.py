@@ -220,9 +220,11 @@ def test_descales(rng):
     torch.testing.assert_close(out, by_hand[0])
 
 
-def test_a_sink_of_nan_counts(rng):
-    sink = torch.tensor([math.nan, -math.inf, 0.5, 0.5])
-    out, lse = attention(*inputs(rng), sink=sink)
+@pytest.mark.parametrize("name", ["sink", "bias"])
+def test_nan_is_not_hidden(rng, name):
+    x = torch.tensor([math.nan, -math.inf, 0.5, 0.5])
+    of_first_key = torch.cat([x.view(1, 4, 1, 1), torch.zeros(1, 4, 1, 8)], dim=-1)
+    out, lse = attention(*inputs(rng), **{name: x if name == "sink" else of_first_key})
     assert lse[:, 0].isnan().all()
     assert out[:, :, 0].isnan().all()
     assert lse[:, 1:].isfinite().all()

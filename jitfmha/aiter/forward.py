@@ -20,7 +20,7 @@ from ..layers.peer_values import (
     with_contiguous_rows,
 )
 from ..problem.arguments import AttentionOptions
-from ..problem.checks import describe, require_cu_seqlens
+from ..problem.checks import check_given, describe, require_cu_seqlens
 from ..problem.dropout import dropout_randval, new_rng_state
 from ..problem.memory import write_zeros
 from ..problem.packed_rows import sequences_of_rows
@@ -146,6 +146,10 @@ def _padded_batch(
     places_k = starts_in_batch(batch, seqlen_k, k.device)
     bias = options["bias"]
     if bias is not None:
+        check_given("bias", bias, q)
+        full = batch, q.shape[2], seqlen_q
+        if bias.dim() != 4 or any(n not in (1, f) for n, f in zip(bias.shape, full, strict=False)):
+            raise ValueError(f"bias has shape {tuple(bias.shape)}; expected {(*full, seqlen_k)}")
         # One row for each row of the packed q.
         rows = bias.expand(batch, -1, seqlen_q, -1).transpose(0, 1)
         options["bias"] = rows.reshape(-1, batch * seqlen_q, bias.shape[-1])

@@ -185,9 +185,10 @@ def _broken_out(call: Arguments, explains: bool) -> set[str]:
         return set()
     if not isinstance(out, Tensor) or out.layout != torch.strided:
         return {"out"}
-    out_dtype = torch.bfloat16 if q.dtype in EIGHT_BITS else q.dtype
+    is_wider = q.dtype in EIGHT_BITS and out.dtype in (torch.bfloat16, torch.float16, torch.float32)
     if (
-        (out.dtype, out.device) != (out_dtype, q.device)
+        not (is_wider or out.dtype == q.dtype not in EIGHT_BITS)
+        or out.device != q.device
         or q.dim() != v.dim()
         or out.shape != (*q.shape[:-1], v.shape[-1])
         or (out.shape[-1] > 1 and out.stride(-1) != 1)
