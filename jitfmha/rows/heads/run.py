@@ -66,14 +66,14 @@ def _prepare(arguments: HeadArguments) -> Callable[[Tensors], None]:
         *(limits.pages, limits.page_size, limits.table_pages, arguments.eps),
     )
     pack = CALL.packer.pack
-    apart_in_memory = Apart(arguments.tensors, _APART)
+    apart_in_memory, options = Apart(arguments.tensors, _APART), arguments[N_TENSORS:]
 
     def run(tensors: Tensors) -> None:
         if apart:
             tensors = _with_copies(tensors, apart)
         pointers = [0 if x is None else x.data_ptr() for x in tensors]
         for pair in apart_in_memory.shared(tensors, pointers):
-            _refuse_shared(*pair, HeadArguments(*tensors))
+            _refuse_shared(*pair, HeadArguments._make((*tensors, *options)))
         in_order = [pointers[at] if at >= 0 else 0 for at in _PLACES]
         if amd is None:
             value = ctypes.c_int64()
