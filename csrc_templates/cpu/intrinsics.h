@@ -43,6 +43,7 @@ typedef double __v4df __attribute__((__vector_size__(32)));
 typedef double __v8df __attribute__((__vector_size__(64)));
 
 #define _MM_FROUND_TO_NEAREST_INT 0
+#define _MM_FROUND_TO_NEG_INF 1
 #define _MM_FROUND_CUR_DIRECTION 4
 #define _MM_FROUND_NO_EXC 8
 #define _CMP_ORD_Q 0x07
@@ -121,6 +122,8 @@ JITFMHA_INTRINSIC(__m512, _mm512_rcp14_ps(__m512 a),
                   return __builtin_ia32_rcp14ps512_mask(a, _mm512_undefined_ps(), JITFMHA_16))
 JITFMHA_INTRINSIC(__m512, _mm512_maskz_scalef_ps(__mmask16 m, __m512 a, __m512 b),
                   return __builtin_ia32_scalefps512_mask(a, b, __v16sf{}, m, JITFMHA_ROUNDING))
+#define _mm512_reduce_ps(a, mode) \
+  ((__m512)__builtin_ia32_reduceps512_mask(a, mode, _mm512_undefined_ps(), JITFMHA_16))
 #define _mm512_roundscale_ps(a, mode)                                                 \
   ((__m512)__builtin_ia32_rndscaleps_mask(a, mode, _mm512_undefined_ps(), JITFMHA_16, \
                                           JITFMHA_ROUNDING))

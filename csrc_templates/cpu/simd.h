@@ -21,6 +21,9 @@
 // For x < 128: 2^x = scale_exponent(2^(c - w), w), where c = clamp_exponent(x) and
 // w = round_exponent(c). It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
 //
+// Where JITFMHA_FLOORS is defined, it is scale_by_floor(2^above_floor(x), x), too, with fewer
+// instructions.
+//
 // Bits are as many unsigned integers of 32 bits, and Factors the same as they are multiplied:
 //
 //     multiply_wide(a, b, high, low)  the 64 bits of a * b in each lane, as their halves

@@ -89,6 +89,15 @@ inline Vec scale_exponent(Vec a, Vec whole) {
   return _mm512_maskz_scalef_ps(counts, a, whole);
 }
 
+#define JITFMHA_FLOORS 1
+inline Vec above_floor(Vec x) {
+  return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+inline Vec scale_by_floor(Vec a, Vec x) {
+  const __mmask16 counts = _mm512_cmp_ps_mask(x, _mm512_set1_ps(kLeastExponent), _CMP_NLE_UQ);
+  return _mm512_maskz_scalef_ps(counts, a, x);
+}
+
 inline void transpose(Vec (&rows)[kLanes]) {
   Vec t[kLanes];
   for (int i = 0; i < kLanes; i += 4) {
