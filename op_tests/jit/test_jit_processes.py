@@ -17,7 +17,7 @@ from jitfmha import jit
 from jitfmha.jit import loader, status
 from jitfmha.jit.cache import owned_directory, turn
 from jitfmha.jit.cache.owned_directory import OwnedDirectory, earlier_owner, owner_of
-from jitfmha.jit.toolchain import ninja
+from jitfmha.jit.toolchain import cpp_extension, ninja
 
 from .conftest import FakeCompiler, answer, make_spec
 
@@ -143,8 +143,27 @@ def test_child_does_not_keep_the_lock_of_a_killed_parent(cache, fake_compiler, t
         os.kill(int(child_pid.read_text()), signal.SIGKILL)
 
 
+def test_compilers_run_while_cpp_extension_is_imported(cache, fake_compiler, monkeypatch):
+    imported = cpp_extension._imported_cpp_extension
+
+    def imported_late() -> Any:
+        assert wait_until(is_compiling(fake_compiler))
+        return imported()
+
+    monkeypatch.setattr(cpp_extension, "_imported_cpp_extension", imported_late)
+    assert answer(make_spec()) == 42
+    assert fake_compiler.compiled() == 1
+
+
+def test_objects_of_failed_compilers_are_not_taken(cache, fake_compiler):
+    script = fake_compiler.path.read_text()
+    early = 'case "$PWD" in */begun) for last; do :; done; echo rubbish > "$last"; exit 1;; esac\n'
+    fake_compiler.path.write_text(script.replace("exec", f"{early}exec"))
+    assert answer(make_spec()) == 42
+
+
 def test_without_locks_nobody_waits_for_the_dead(cache, fake_compiler, monkeypatch):
-    monkeypatch.setattr(turn, "_has_locks", lambda _path: False)
+    monkeypatch.setattr(turn, "_locked", lambda _path, _held: None)
     kill(start_build(fake_compiler, "60"))
     fake_compiler.delay.unlink()
     assert answer(make_spec()) == 42
@@ -175,7 +194,7 @@ def test_who_came_earlier(tmp_path, monkeypatch):
 
 
 def test_without_locks_the_first_to_publish_wins(cache, fake_compiler, monkeypatch):
-    monkeypatch.setattr(turn, "_has_locks", lambda _path: False)
+    monkeypatch.setattr(turn, "_locked", lambda _path, _held: None)
     monkeypatch.setattr(turn, "earlier_owner", lambda _own, _prefix: None)
     other = start_build(fake_compiler, "2")
     assert answer(make_spec()) == 42

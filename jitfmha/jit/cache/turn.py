@@ -49,6 +49,9 @@ _GIVE_UP_SECONDS = 900.0
 _NAMELESS_SECONDS = 10.0
 _PUBLISH_ATTEMPTS = 20
 
+# What is open for its lock, which lasts until the last copy is closed.
+_locks: set[int] = set()
+
 
 @contextmanager
 def turn_to_build(directory: CacheDirectory, key: EntryKey) -> Iterator[OpenEntry | Turn]:
@@ -193,8 +196,8 @@ def wait_for_turn(directory: CacheDirectory, key: EntryKey, held: ExitStack) -> 
     Tells once, after a second, what is waited for, and for whom as soon as that is known. ``held``
     ends the turn. Raises ``OSError`` where the lock file cannot be created.
     """
-    path = directory.locks / f"{key.directory_name}.lock"
-    has_come = _locked(path, held) if _has_locks(path) else _first_to_come(directory, key, held)
+    lock = _locked(directory.locks / f"{key.directory_name}.lock", held)
+    has_come = lock or _first_to_come(directory, key, held)
     started, has_told = time.monotonic(), False
     while not has_come():
         entry = _valid_entry(directory, key)
@@ -213,43 +216,33 @@ def wait_for_turn(directory: CacheDirectory, key: EntryKey, held: ExitStack) -> 
     return _valid_entry(directory, key)
 
 
-def _locked(path: Path, held: ExitStack) -> Callable[[], bool]:
-    """Whether a lock was taken, which the kernel takes back when its holder dies."""
-    from filelock import FileLock, Timeout  # Imported where it is used: it takes 10 ms.
+def _locked(path: Path, held: ExitStack) -> Callable[[], bool] | None:
+    """Whether a lock was taken, which the kernel takes back when its holder dies.
 
-    lock = FileLock(path, timeout=0, mode=0o600)
-    held.callback(lock.release)
+    None where the file system at `path` has no locks, or this process may not take this one.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except PermissionError:
+        return None  # Of root, say, who built this entry in this user's cache.
+    _locks.add(descriptor)
+    held.callback(_let_go, descriptor)
+    if try_lock(descriptor, fcntl.LOCK_EX) is Flock.UNSUPPORTED:
+        return None
+    return lambda: try_lock(descriptor, fcntl.LOCK_EX) is Flock.TAKEN
 
-    def has_come() -> bool:
-        try:
-            lock.acquire()
-        except Timeout:
-            return False
-        return True
 
-    return has_come
+def _let_go(descriptor: int) -> None:
+    if descriptor in _locks:
+        _locks.remove(descriptor)
+        os.close(descriptor)
 
 
 def _first_to_come(directory: CacheDirectory, key: EntryKey, held: ExitStack) -> Callable[[], bool]:
     """Whether nobody who waits or builds came earlier, all by the clock of the one file system."""
     place = held.enter_context(OwnedDirectory(directory.building, key.directory_name))
     return lambda: earlier_owner(place, key.directory_name) is None
-
-
-def _has_locks(path: Path) -> bool:
-    """Whether the file system at `path` has real locks, and this process may take this one.
-
-    Asked beforehand because filelock may otherwise fall back to a lock *file*, which a killed
-    process leaves behind for ever.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except PermissionError:
-        return False  # Of root, say, who built this entry in this user's cache.
-    try:
-        return try_lock(descriptor, fcntl.LOCK_SH) is not Flock.UNSUPPORTED
-    finally:
-        os.close(descriptor)
 
 
 def _valid_entry(directory: CacheDirectory, key: EntryKey) -> OpenEntry | None:
@@ -276,3 +269,11 @@ def _plain_temporary_directory() -> Path:
         f"directory can be built in instead: {'; '.join(reasons)}. Set JITFMHA_CACHE_DIR to a "
         "path of letters, digits and '_./+=@,-'."
     )
+
+
+def _leave_locks_to_parent() -> None:
+    for descriptor in tuple(_locks):
+        _let_go(descriptor)
+
+
+os.register_at_fork(after_in_child=_leave_locks_to_parent)

@@ -6,6 +6,7 @@
   against what a shell leaves alone; a compiler with arguments is called through a script.
 * It loads what it built, from where it built it. As a "standalone" target it does not: the process
   only ever maps the published and checked file.
+* Its import takes half a second, so compilers are started before (head_start.py).
 """
 
 from __future__ import annotations
@@ -23,14 +24,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from filelock import SoftFileLock
-
 from ..cache.directory import write_private
 from ..errors import BuildError
 from ..spec import BuildSpec
 from ..status import is_verbose
-from .compiling import compile_failure, is_plain_path, source_flags
-from .ninja import path_with_ninja, write_script
+from .compiling import compile_failure, source_flags
+from .head_start import begun, compiler_script
+from .ninja import path_with_ninja
 
 _INTERPRETED = re.compile(r"""[\x00-\x20!"#$&'()*:;<>?\[\\\]^`{|}~\x7f]""")
 _STDOUT = 1
@@ -51,14 +51,13 @@ def compile_library(
     variables: Mapping[str, str],
 ) -> bytes:
     """Compile and link as `Toolchain.compile` says, by the words of ``command``."""
-    sources = workspace / "sources"
-    cflags = [*spec.cflags, *source_flags(sources, destination)]
+    cflags = [*spec.cflags, *source_flags(workspace / "sources", destination)]
     objects = [str(workspace / "objects" / each.artifact_name) for each in spec.objects]
     ldflags = ["-shared", *objects, *spec.ldflags]
     if sys.platform.startswith("linux"):
         ldflags.append(f"-L{_without_torch(workspace)}")
     with _one_build_at_a_time, _environment(command, workspace, variables):
-        library = Path(_load(spec, sources, workspace, cflags, ldflags))
+        library = Path(_load(spec, workspace, cflags, ldflags))
         if spec.toolchain == "host_object" and library.is_file():
             library = _one_object(command, workspace, workspace / spec.artifact_name)
     if workspace.is_dir() and not library.is_file():
@@ -143,18 +142,18 @@ class ShownOutput:
                     sys.stderr.flush()
 
 
-def _load(
-    spec: BuildSpec, sources: Path, workspace: Path, cflags: list[str], ldflags: list[str]
-) -> str:
+def _load(spec: BuildSpec, workspace: Path, cflags: list[str], ldflags: list[str]) -> str:
+    sources = [f"{workspace}/sources/{name}" for name in spec.compiled_sources]
     shown = ShownOutput()
     try:
-        with _quiet_extension_log(), shown:
+        with begun(workspace, os.environ["CXX"], sources, cflags) as wait, shown:
             extension = _imported_cpp_extension()
             _check_torch_location(extension.library_paths())
-            with _lock_by_file(extension):
+            wait()
+            with _quiet_extension_log(), _lock_by_file(extension):
                 library = extension.load(
                     name=spec.name,
-                    sources=[str(sources / name) for name in spec.compiled_sources],
+                    sources=sources,
                     extra_cflags=cflags,
                     extra_ldflags=ldflags,
                     build_directory=str(workspace),
@@ -211,6 +210,8 @@ def _lock_by_file(extension: Any) -> Iterator[None]:
     if lock is None:
         yield
         return
+    from filelock import SoftFileLock  # Imported where it is used: it takes 30 ms.
+
     extension.FileLock = SoftFileLock
     try:
         yield
@@ -235,7 +236,7 @@ def _environment(
 ) -> Iterator[None]:
     changes = {
         **variables,
-        "CXX": _plain_command(command, workspace),
+        "CXX": compiler_script(workspace, command),
         "PATH": path_with_ninja(workspace),
         # The errors of the compiler are read by a program here.
         "LC_ALL": "C",
@@ -266,13 +267,6 @@ def _forget_build_of_parent() -> None:
     global _one_build_at_a_time
     _one_build_at_a_time = threading.Lock()
     _restore_environment()
-
-
-def _plain_command(command: tuple[str, ...], workspace: Path) -> str:
-    """The compiler as one word that needs no quoting."""
-    if len(command) == 1 and is_plain_path(command[0]):
-        return command[0]
-    return str(write_script(workspace / "compiler", command))
 
 
 os.register_at_fork(after_in_child=_forget_build_of_parent)

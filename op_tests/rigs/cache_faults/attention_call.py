@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-import filelock  # noqa: F401 - before processes are forked, so that what they wait is no import
 import torch
 from torch import Tensor
 

@@ -49,7 +49,6 @@ def serve() -> None:
 def _import_everything() -> None:
     """A caller with another user or a broken environment may not be able to."""
     for module in (
-        "filelock",
         "platformdirs",
         "torch.utils.cpp_extension",
         "jitfmha.jit.cache.turn",

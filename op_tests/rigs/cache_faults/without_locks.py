@@ -1,4 +1,4 @@
-"""A file system without locks, such as NFS without its lock daemon: flock fails, for filelock too.
+"""A file system without locks, such as NFS without its lock daemon.
 
 Whoever came first builds then, as far as the others can see. What keeps the cache right is that an
 entry appears by one rename.
