@@ -136,20 +136,19 @@ def flash_attn_with_kvcache(
     if not isinstance(cache_seqlens, Tensor) or cache_seqlens.dim() == 0:
         length = None if cache_seqlens is None else as_int("cache_seqlens", cache_seqlens)
         cache_seqlens = None
-    choices = _Choices(
-        as_softmax_scale(softmax_scale),
-        as_flag("causal", causal),
-        as_window(window_size),
-        as_softcap("softcap", softcap),
-        as_flag("rotary_interleaved", rotary_interleaved),
-        as_int("num_splits", num_splits),
-        as_flag("return_softmax_lse", return_softmax_lse),
+    softmax_scale = as_softmax_scale(softmax_scale)
+    causal, window = as_flag("causal", causal), as_window(window_size)
+    softcap = as_softcap("softcap", softcap)
+    interleaved = as_flag("rotary_interleaved", rotary_interleaved)
+    num_splits = as_int("num_splits", num_splits)
+    return_lse = as_flag("return_softmax_lse", return_softmax_lse)
+    choices = new_tuple(
+        _Choices, (softmax_scale, causal, window, softcap, interleaved, num_splits, return_lse)
     )
-    call = _Call(
-        *(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx),
-        *(cache_leftpad, block_table, alibi_slopes, q_descale, k_descale, v_descale),
-    )
-    given = [x for x in call[3:] if x is not None]
+    new = (k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad)
+    rest = (*new, block_table, alibi_slopes, q_descale, k_descale, v_descale)
+    call = new_tuple(_Call, (q, k_cache, v_cache, *rest))
+    given = [x for x in rest if x is not None]
     is_seen = is_watched(q, k_cache, v_cache, *given) or is_any_autocast_enabled()
     if is_seen or (torch.is_grad_enabled() and requires_any_grad(q, k_cache, v_cache, *given)):
         refuse_derivatives("flash_attn_with_kvcache", **call._asdict())
@@ -453,12 +452,12 @@ class _Step:
         table, pads = call.block_table, call.cache_leftpad
         if table is not None:
             contiguous = table if table.stride(-1) == 1 else table.contiguous()
-            return _lying(call, lambda x: x, None, contiguous)
+            return _as_given(call, None, contiguous)
         # Rows start where the first sequence does, which a trace does not know.
         if self._is_in_rows and (pads is None or not torch.compiler.is_compiling()):
             return self._rows(call)
         if pads is None:  # each sequence is one page
-            return _lying(call, lambda x: x, None, call.sequences[:, None].int())
+            return _as_given(call, None, call.sequences[:, None].int())
         # Sequences do not start with a page, but where each key is one.
         place = torch.arange(self._capacity, device=call.k_cache.device) + pads[:, None]
         pages = call.sequences[:, None] * self._capacity + place.clamp(max=self._capacity - 1)
@@ -467,7 +466,7 @@ class _Step:
     def _rows(self, call: _Call) -> _WhereKeysLie:
         starts, pads = self._starts_of(self._capacity, call.k_cache), call.cache_leftpad
         if self._is_by_address:
-            return _lying(call, lambda x: x, starts, None)
+            return _as_given(call, starts, None)
         if pads is None or self._batch == 0:
             return _lying(call, lambda x: x.flatten(0, 1), starts, None)
         # Where rows are checked the first sequence starts at the first one; kernels do without.
@@ -483,6 +482,11 @@ def _refuse_unserved(arguments: Arguments) -> None:
         prepared_call(arguments)
     elif not torch.compiler.is_compiling():
         make_problem(under_autocast(arguments))
+
+
+def _as_given(call: _Call, starts: Tensor | None, block_table: Tensor | None) -> _WhereKeysLie:
+    scales = call.k_descale, call.v_descale
+    return new_tuple(_WhereKeysLie, (call.k_cache, call.v_cache, starts, block_table, *scales))
 
 
 def _lying(
