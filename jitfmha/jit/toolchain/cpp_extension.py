@@ -3,7 +3,7 @@
 * Its lock file, ninja's time stamps and `.ninja_log` are harmless in a directory that exists for
   one build only.
 * It hands every path and flag to a shell, through ninja. So all of them are either ours or checked
-  against what a shell leaves alone; a compiler with arguments is called through a script.
+  against what a shell leaves alone; the compiler is called through a script.
 * It loads what it built, from where it built it. As a "standalone" target it does not: the process
   only ever maps the published and checked file.
 * Its import takes half a second, so compilers are started before (head_start.py).
