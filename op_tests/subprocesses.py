@@ -1,8 +1,13 @@
 """Programs that tests start, and how they end."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,8 +45,60 @@ def run_python(
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """This interpreter, with this checkout's package from whichever directory."""
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {"PYTHONPATH": path, **environment}
+    environment = {"PYTHONPATH": _python_path(), **environment}
     return run_program(
         sys.executable, *arguments, code=code, cwd=cwd, timeout=timeout, **environment
     )
+
+
+def run_forked(
+    *arguments: str | Path,
+    code: int | None = 0,
+    cwd: Path | None = None,
+    timeout: float = PATIENCE_SECONDS,
+    **environment: str,
+) -> subprocess.CompletedProcess[str]:
+    """`run_python` of a program, or of a text with ``-c``, where torch is imported already.
+
+    That takes a process longer than most of what is tried in it. It is for what needs a process of
+    its own, but neither its imports nor variables that torch or the linker reads when it starts.
+    """
+    server = _forking_python()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: Path(folder, name) for name in ("stdout", "stderr")}
+        for file in files.values():
+            file.touch()
+        request = {
+            "arguments": list(map(str, arguments)),
+            "cwd": str(cwd or Path.cwd()),
+            "environment": {**os.environ, "PYTHONPATH": _python_path(), **environment},
+            **{name: str(file) for name, file in files.items()},
+        }
+        server.stdin.write(f"{json.dumps(request)}\n")
+        server.stdin.flush()
+        pid = int(server.stdout.readline())
+        patience = threading.Timer(timeout, os.kill, (pid, signal.SIGKILL))
+        patience.start()
+        status = int(server.stdout.readline())
+        patience.cancel()
+        stdout, stderr = (file.read_text() for file in files.values())
+    assert code is None or status == code, stdout + stderr
+    return subprocess.CompletedProcess(request["arguments"], status, stdout, stderr)
+
+
+@cache
+def _forking_python() -> subprocess.Popen[str]:
+    """It ends with this process, which closes its stdin."""
+    return subprocess.Popen(
+        [sys.executable, ROOT / "op_tests" / "forking_python.py"],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _python_path() -> str:
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

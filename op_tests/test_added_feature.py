@@ -1,10 +1,9 @@
 """A score feature that is added as CONTRIBUTING.md says: a row of the table, and a line of C++."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+
+from subprocesses import run_forked
 
 REPOSITORY = Path(__file__).parents[1]
 ROW = """
@@ -77,13 +76,5 @@ def test_a_row_and_a_line_add_a_feature_to_the_cpu(tmp_path, seed):
     table = tmp_path / "jitfmha" / "problem" / "score_features.py"
     changed(table, "\nTENSOR_FEATURES = ", f"{ROW}\nTENSOR_FEATURES = ")
     changed(tmp_path / "csrc_templates" / "cpu" / "scores.h", PLAIN_SCALE, SHARPER_SCALE)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "JITFMHA_CPU_ISA": "generic"}
-    done = subprocess.run(
-        [sys.executable, "-c", CALLS.replace("SEED", str(seed))],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    environment = {"PYTHONPATH": str(tmp_path), "JITFMHA_CPU_ISA": "generic"}
+    run_forked("-c", CALLS.replace("SEED", str(seed)), cwd=tmp_path, **environment)

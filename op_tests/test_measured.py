@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from measured_times import read_anew, times_in
-from subprocesses import run_python
+from subprocesses import run_forked
 from untyped import explain
 
 from jitfmha import emulate
@@ -213,11 +213,11 @@ print(len(kept()))
 """
     cache = tmp_path / "cache"
     environment = {"JITFMHA_CACHE_DIR": str(cache)}
-    lines = run_python("-c", program, **environment).stdout.splitlines()
+    lines = run_forked("-c", program, **environment).stdout.splitlines()
     assert lines == [str(cache / "v1" / "measured.json"), "1"]
     (cache / "v1").chmod(0o777)
     program = "from jitfmha.planning.measured_file import kept; print(kept())"
-    assert run_python("-c", program, **environment).stdout == "[]\n"
+    assert run_forked("-c", program, **environment).stdout == "[]\n"
 
 
 # ---- What times are kept by ----------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from subprocesses import run_python
+from subprocesses import run_forked
 
 RUN = Path(__file__).parent / "peers" / "run.py"
 TESTS = """
@@ -76,7 +76,7 @@ def checkout(tmp_path: Path) -> Path:
 def run(checkout: Path, *options: str) -> tuple[int, list[str]]:
     """The exit code, and the lines of the output, behind those of stderr: it tells of builds."""
     suite = ("--suite", "flash-attn", "--tests", checkout)
-    ended = run_python(RUN, *suite, *options, code=None)
+    ended = run_forked(RUN, *suite, *options, code=None)
     return ended.returncode, (ended.stderr + ended.stdout).splitlines()
 
 

@@ -8,7 +8,7 @@ import pytest
 import smoke_fwd_v3
 import torch
 from amd_problems import AmdProblem
-from subprocesses import ROOT, run_program, run_python
+from subprocesses import ROOT, run_forked, run_program
 from torch import Tensor
 
 _HERE = Path(__file__).parent
@@ -61,7 +61,7 @@ def test_what_nobody_wrote_is_an_error():
 )
 def test_scripts_of_calls(name, flags, rows):
     flags += " -d_qk_v 64,64 -c true -l false -det false"
-    process = run_python(_HERE / f"{name}.py", *flags.split(), cwd=ROOT)
+    process = run_forked(_HERE / f"{name}.py", *flags.split(), cwd=ROOT)
     lines = process.stdout.splitlines()
     assert sum(line.endswith("  yes") for line in lines) == rows
     assert all(len(line) <= 80 for line in lines)

@@ -1,11 +1,10 @@
 """What is taken from torch that is not public stands in one module, and may be missing."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+
+from subprocesses import run_forked
 
 REPOSITORY = Path(__file__).parents[1]
 PARTS = Path("jitfmha", "problem", "torch_parts.py")
@@ -86,13 +85,6 @@ def test_calls_are_right_without_them(tmp_path, seed):
         assert part in text, part
         text = text.replace(part, missing)
     (tmp_path / PARTS).write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-c", CALLS.replace("SEED", str(seed))],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "JITFMHA_CPU_ISA": "generic"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    environment = {"PYTHONPATH": str(tmp_path), "JITFMHA_CPU_ISA": "generic"}
+    done = run_forked("-c", CALLS.replace("SEED", str(seed)), cwd=tmp_path, **environment)
     assert "cpu (generic)" in done.stdout

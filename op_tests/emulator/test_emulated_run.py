@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from subprocesses import run_python
+from subprocesses import run_forked
 
 from jitfmha.emulator import DEVICES, EmulatedRun, EmulatorError, SanitizerWarning, emulate
 from jitfmha.emulator.session import Emulation, _run_here, extent
@@ -211,7 +211,7 @@ print("end of the program")
 def test_the_environment_makes_findings_reach_the_user():
     environment = {"JITFMHA_EMULATE": "gfx942", "JITFMHA_EMULATE_CHECK": "1"}
     program = textwrap.dedent(_PROCESS).replace("SOURCE", _SOURCE)
-    done = run_python("-c", program, **environment)
+    done = run_forked("-c", program, **environment)
     found, at_end = done.stderr.strip().splitlines()[-2:]
     assert found.startswith("jitfmha emulator: global-bounds: kernel copy, at copy+0x")
     assert "workgroup (0, 0, 0), wave 0, lane 32: load of 4 bytes" in found
