@@ -4,6 +4,7 @@ import gc
 import os
 import random
 import secrets
+import shutil
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator
@@ -13,6 +14,7 @@ from typing import Any, TypeGuard, get_args
 import pytest
 import torch
 from commands import Ended, Run
+from filelock import FileLock
 from fresh_calls import fresh_calls
 from inputs import DTYPES
 
@@ -163,6 +165,32 @@ def rng(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def _folder_of_all(config: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The temporary folder of all processes of this run."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if _is_worker(config) else folder
+
+
+@pytest.fixture(scope="session")
+def built_once(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, Callable[[Path], object]], Path]:
+    """``built_once(name, build)``: a folder that the first process to ask for it builds in."""
+
+    def obtain(name: str, build: Callable[[Path], object]) -> Path:
+        folder = _folder_of_all(pytestconfig, tmp_path_factory) / name
+        done = folder.with_suffix(".built")
+        with FileLock(folder.with_suffix(".lock")):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a process that failed
+                folder.mkdir()
+                build(folder)
+                done.touch()
+        return folder
+
+    return obtain
+
+
 @pytest.fixture(scope="session", autouse=True)
 def launcher_cache(
     pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
@@ -170,9 +198,7 @@ def launcher_cache(
     """One cache for the session, so that each launcher is built once; one that is set is kept."""
     given = os.environ.get("JITFMHA_CACHE_DIR")
     if given is None:
-        folder = tmp_path_factory.getbasetemp()
-        if _is_worker(pytestconfig):
-            folder = folder.parent  # that of all processes
+        folder = _folder_of_all(pytestconfig, tmp_path_factory)
         (folder / "launchers").mkdir(mode=0o700, exist_ok=True)
         os.environ["JITFMHA_CACHE_DIR"] = str(folder / "launchers")
     yield os.environ["JITFMHA_CACHE_DIR"]

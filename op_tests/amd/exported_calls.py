@@ -3,6 +3,7 @@
 import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -314,7 +315,7 @@ class Program:
     def __init__(self, path: Path, runtime: str) -> None:
         self._path = path
         alias = path.with_name("libamdhip64.so")
-        if not alias.exists():
+        with suppress(FileExistsError):  # also where another process was quicker
             alias.symlink_to(runtime)
 
     def run(self, *options: str, code: int | None = 0) -> str:

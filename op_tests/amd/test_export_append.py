@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,13 +67,17 @@ EXPORTED = (
 
 
 @pytest.fixture(scope="module")
-def calls(tmp_path_factory: pytest.TempPathFactory) -> ExportedCalls:
+def calls(built_once: Callable[[str, Callable[[Path], object]], Path]) -> ExportedCalls:
     for variable in (HSA_DIR, AITER_ASM_DIR):
         if variable in os.environ:
             pytest.skip(f"{variable} is set, and exports have the kernels of this package")
-    folder = tmp_path_factory.mktemp("export") / "append"
-    write_library(folder, NOTHING, EXPORTED, keeps=lambda _: False)
-    return ExportedCalls(build_shim(folder, build_shared(folder)), load("plain")._name)
+
+    def build(folder: Path) -> None:
+        write_library(folder / "append", NOTHING, EXPORTED, keeps=lambda _: False)
+        build_shim(folder / "append", build_shared(folder / "append"))
+
+    shim = built_once("appending", build) / "append_calls.so"
+    return ExportedCalls(shim, load("plain")._name)
 
 
 class Given(NamedTuple):

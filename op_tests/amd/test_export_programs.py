@@ -6,7 +6,7 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -192,15 +192,17 @@ SCRIPTS = {
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(built_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
     """What build_mha.sh makes of a library with both directions."""
     for variable in (HSA_DIR, AITER_ASM_DIR):
         if variable in os.environ:
             pytest.skip(f"{variable} is set, and exports have the kernels of this package")
-    folder = tmp_path_factory.mktemp("built")
-    write_library(folder / "mha", READY, EXPORTED)
-    build_mha(folder)
-    return folder
+
+    def build(folder: Path) -> None:
+        write_library(folder / "mha", READY, EXPORTED)
+        build_mha(folder)
+
+    return built_once("programs", build)
 
 
 def build_mha(folder: Path, *ways: str) -> None:
