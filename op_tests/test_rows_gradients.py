@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import jitfmha
 from jitfmha.rows import interface
+from jitfmha.rows.ops import rows_bwd
 from jitfmha.rows.problem import KINDS, RowBackwardArguments
-from jitfmha.rows.run import run_rows_backward
 
 
 def check_gradients(rng: torch.Generator, call: RowCall) -> None:
@@ -22,17 +22,15 @@ def check_gradients(rng: torch.Generator, call: RowCall) -> None:
     dsum = None if residual is None else torch.randn(x.shape, generator=rng).to(x.dtype)
     if kind == "softmax":
         x = forward(kind, x, None, None, 0)[0].to(x.dtype)
-    arguments = RowBackwardArguments(kind, dout, dsum, x, weight, bias, eps, weight is not None)
-    gradients = run_rows_backward(arguments)
+    arguments = RowBackwardArguments(dout, dsum, x, weight, bias, kind, eps, weight is not None)
+    gradients = rows_bwd.launch(arguments)
     expected = backward(kind, dout, x, weight, eps, dsum)
-    check(gradients.x, *expected.x, x.dtype)
-    for given, actual, wanted in (
-        (weight, gradients.weight, expected.weight),
-        (bias, gradients.bias, expected.bias),
+    wanted = [(x, expected.x), (weight, expected.weight), (bias, expected.bias)]
+    for (given, each), actual in zip(
+        [pair for pair in wanted if pair[0] is not None], gradients, strict=True
     ):
-        assert (given is None) == (actual is None)
-        if given is not None and actual is not None:
-            check(actual, *wanted, given.dtype)
+        assert given is not None
+        check(actual, *each, given.dtype)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -56,8 +54,8 @@ def test_results_do_not_depend_on_threads(rng, num_threads):
     results = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
-        arguments = RowBackwardArguments("layer_norm", dout, None, x, weight, weight, 1e-5, True)
-        results.append(run_rows_backward(arguments))
+        arguments = RowBackwardArguments(dout, None, x, weight, weight, "layer_norm", 1e-5, True)
+        results.append(rows_bwd.launch(arguments))
     for each in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(each, results[0], strict=True))
 
@@ -116,6 +114,14 @@ def test_vmap(dims, rng):
         torch.testing.assert_close(actual[i], expected)
 
 
+def test_vmap_of_vectors_with_8_bits(rng):
+    x = torch.randn(4, 6, generator=rng)
+    out, scale = torch.vmap(lambda each: jitfmha.softmax(each, out_dtype=torch.int8))(x)
+    expected, of_rows = jitfmha.softmax(x, out_dtype=torch.int8)
+    assert torch.equal(out, expected)
+    assert torch.equal(scale, of_rows)
+
+
 def test_gradients_of_each_example(rng):
     x, residual, weight, bias = (each.detach() for each in inputs_of_loss(rng))
     gradient = torch.func.grad(loss, argnums=(0, 2, 3))
@@ -170,7 +176,7 @@ def test_small_calls_are_torchs(dtypes, rng, monkeypatch, poisoned_memory, num_t
         inputs = [each.requires_grad_() for each in (x, *weights)]
         out = getattr(jitfmha, kind)(*inputs)
         is_ours = kind == "layer_norm" and dtype != torch.float32
-        assert ("EagerRows" in str(out.grad_fn)) == is_ours
+        assert ("Eager_rows_fwd" in str(out.grad_fn)) == is_ours
         given = [each.detach() for each in weights] or [None, None]
         check(out.detach(), *forward(kind, x.detach(), *given, 1e-5), dtype)
         gradients = torch.autograd.grad(out, inputs, dout)
@@ -181,7 +187,7 @@ def test_small_calls_are_torchs(dtypes, rng, monkeypatch, poisoned_memory, num_t
         ):
             check(actual, *wanted, dtype)
         with torch.no_grad(), monkeypatch.context() as patched:
-            patched.setattr(interface, "run_rows", None)
+            patched.setattr(interface, "prepared_rows", None)
             getattr(jitfmha, kind)(x, *weights)
             with torch.autocast("cpu", torch.bfloat16):
                 assert getattr(jitfmha, kind)(x, *weights).dtype == dtype
@@ -216,7 +222,7 @@ def test_a_number_has_no_rows(monkeypatch):
 
 def test_weights_of_modules_pass_the_dispatcher(rng, monkeypatch):
     """Parameters are as plain as other tensors."""
-    monkeypatch.setattr(interface, "call_operator", None)
+    monkeypatch.setattr(interface, "rows_fwd", None)
     x, weight = torch.randn(3, 40, generator=rng), torch.nn.Parameter(torch.ones(40))
     out = jitfmha.rms_norm(x, weight)
     out.sum().backward()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .. import jit
@@ -81,16 +81,21 @@ class CallExplanation(Told, _Served):
     __slots__ = ()
 
     @classmethod
-    def of_family(
-        cls, target: Target, problem: str, on_cpu: str, refusal: Exception | None = None
+    def planned(
+        cls, target: Target, problem: str, on_cpu: str, plan: Callable[[], Mapping[str, Any]]
     ) -> CallExplanation:
-        """What is known before a kernel is: why one family is for other targets, and a refusal."""
+        """What ``plan`` tells of the target's family, or why that refuses; others are elsewhere.
+
+        ``on_cpu`` is the one of the CPU.
+        """
         family, other, needs = on_cpu, "compiled", NEEDS_AMD
         if isinstance(target, AmdTarget):
             family, other, needs = other, family, NEEDS_CPU
-        reasons = {} if refusal is None else {family: (f"{refusal}.",)}
-        rejected = reasons | {other: (needs.format(target=target),)}
-        return cls(target, problem, family, rejected=rejected)
+        rejected = {other: (needs.format(target=target),)}
+        try:
+            return cls(target, problem, family, rejected=rejected, **plan())
+        except NotImplementedError as error:
+            return cls(target, problem, family, rejected={family: (f"{error}.",), **rejected})
 
     @property
     def kernel(self) -> str | None:

@@ -34,7 +34,7 @@ from ..problem.score_features import (
     ScoreFeature,
 )
 from ..rows.heads.amd import THREADS
-from ..rows.heads.structs import STRUCTS as HEADS_STRUCTS
+from ..rows.heads.problem import STRUCTS as HEADS_STRUCTS
 from ..version import __version__
 from .append import AppendKernel
 from .kernels import BackwardKernels, ForwardKernel, SinkKernel

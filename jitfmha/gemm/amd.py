@@ -13,19 +13,35 @@ from .. import jit
 from ..amd.chips import Arch, architecture
 from ..amd.kernel_arguments import DEVICE
 from ..call.known_calls import Run
-from ..jit.shared_struct import cpp_of
+from ..jit.shared_struct import INT64, Pointer, SharedStruct, cpp_of
 from ..kernels.compiled.device_spec import device_spec
 from ..kernels.estimate import machine_of
 from ..kernels.struct_launcher import StructLauncher
 from ..planning.target import AmdTarget
 from ..problem.dtypes import BF8_NAMES, DTYPE_NAMES, FP8_NAMES
 from .problem import MatmulArguments, Product
-from .structs import CALL, VECTOR
 
 _ELEMENTS = {torch.float32: "FP32", torch.bfloat16: "BF16", torch.float16: "FP16"}
 _ELEMENTS |= {torch.int8: "INT8", torch.int32: "INT32"}
 _ELEMENTS |= dict.fromkeys(FP8_NAMES, "FP8") | dict.fromkeys(BF8_NAMES, "BF8")
 _LOAD_BYTES = 16
+# Strides in elements; float32.
+_VECTOR = SharedStruct("Vector", {"at": Pointer("const void"), "batch": INT64, "stride": INT64})
+# Strides of a and b are in bytes: between matrices, and between lines of them.
+_CALL = SharedStruct(
+    "GemmCall",
+    {
+        **dict.fromkeys(("a", "b"), Pointer("const void")),
+        "out": Pointer("void"),
+        **dict.fromkeys(("bias", "scale_a", "scale_b"), _VECTOR),
+        **dict.fromkeys(("a_batch", "b_batch", "a_stride", "b_stride"), INT64),
+        **dict.fromkeys(("m", "n", "k", "tiles_m", "tiles_n"), INT64),
+        # Steps of k; tiles that a workgroup has alone; steps of those that some share.
+        **dict.fromkeys(("steps", "workgroups", "whole", "shared_steps", "sharing"), INT64),
+        "has_two_tiles": INT64,  # whether these leave parts of more than one
+        "parts": Pointer("void"),  # of shared tiles
+    },
+)
 # Fewer of a tile are not worth a workgroup.
 _LEAST_STEPS = 8
 # Of what begins and ends a tile, of each of its results, and of a round of few rows.
@@ -164,6 +180,15 @@ class GemmKernel(NamedTuple):
         tile = f"{self.tile.m}x{self.tile.n}"
         return "_".join(("gemm", *words, tile, *follows, self.activation, self.arch))
 
+    @property
+    def template(self) -> str:
+        return "gemm_few_rows.hip" if self.tile.ahead else "gemm.hip"
+
+    @property
+    def combine_name(self) -> str:
+        """That of the kernel behind it, which adds up parts; "" where there are none."""
+        return "" if self.tile.ahead else f"{self.name}_combine"
+
 
 @cache
 def kernel_spec(kernel: GemmKernel) -> jit.BuildSpec:
@@ -177,15 +202,14 @@ def kernel_spec(kernel: GemmKernel) -> jit.BuildSpec:
         **{name: getattr(kernel, name) for name in names},
         **dict(zip(("tile_m", "tile_n", "waves_n", "chunks"), sizes, strict=True)),
         "kernel": kernel.name,
-        "shared_structs": cpp_of((VECTOR, CALL), DEVICE),
+        "shared_structs": cpp_of((_VECTOR, _CALL), DEVICE),
         "element": _ELEMENTS[kernel.dtype],
         "out_element": _ELEMENTS[kernel.out_dtype],
         "waves_of_simd": tile.at_once * tile.threads // 256,
     }
     headers = "elements.h", "gemm_results.h", *(("sixteen_products.h",) if tile.ahead else ())
     why = f"the first product of {kernel.dtype} on {kernel.arch}"
-    template = "gemm_few_rows.hip" if tile.ahead else "gemm.hip"
-    return device_spec(kernel.name, kernel.arch, template, values, headers, why)
+    return device_spec(kernel.name, kernel.arch, kernel.template, values, headers, why)
 
 
 class _GemmLauncher(StructLauncher):
@@ -200,8 +224,7 @@ class _GemmLauncher(StructLauncher):
     ) -> None:
         if kernel not in self._loaded:
             spec = kernel_spec(kernel)
-            combining = "" if kernel.tile.ahead else f"{kernel.name}_combine"
-            names = spec.artifact_name, kernel.name, combining
+            names = spec.artifact_name, kernel.name, kernel.combine_name
             self._loaded[kernel] = self.load(jit.read(spec), kernel.tile.threads, *names)
         blocks = kernel.tile.blocks_of_wave if work.sharing else 0
         counts = work.workgroups, work.shared, blocks
@@ -364,22 +387,12 @@ def amd_product(arguments: MatmulArguments, product: Product, target: AmdTarget)
         launcher = _GemmLauncher(target)
         launchers.keep(target.device_index, launcher)
 
-    def run(
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None,
-        scale_a: Tensor | None,
-        scale_b: Tensor | None,
-    ) -> Tensor:
+    def run(a: Tensor, b: Tensor, *epilogue: Tensor | None) -> Tensor:
         out = torch.empty(shape, dtype=out_dtype, device=a.device)
         operands = matrices.operands(a, b)
-        vectors = (
-            _vector(bias, of_columns, n),
-            _vector(scale_a, of_rows, m),
-            _vector(scale_b, of_columns, n),
-        )
+        vectors = list(map(_vector, epilogue, (of_columns, of_rows, of_columns), (n, m, n)))
         parts = torch.empty(work.parts, tile.m, tile.n, device=a.device)
-        packed = CALL.packer.pack(
+        packed = _CALL.packer.pack(
             *(each.tensor.data_ptr() for each in operands),
             out.data_ptr(),
             *(value for each in vectors for value in _fields_of(each)),

@@ -25,13 +25,12 @@ def cpu_product(arguments: MatmulArguments, product: Product) -> Run:
     A product in 16 bits is rounded before its scales and its activation. Numbers of 8 bits are
     multiplied as bfloat16, which holds them, where nothing follows and the result is bfloat16.
     """
-    a, b, bias, scale_a, scale_b, activation, _ = arguments
-    out_dtype = product.out_dtype
-    is_scaled = scale_a is not None or scale_b is not None
+    a, _, bias, _, _, activation, _ = arguments
+    out_dtype, is_scaled = product.out_dtype, arguments.is_scaled
     follows = activation is not None or bias is not None or is_scaled
-    linear = bias.dtype if bias is not None and bias.dim() == 1 and b.dim() == 2 else None
+    is_linear, dtype = arguments.is_linear(out_dtype), out_dtype
     activate = None if activation is None else ACTIVATE[activation]
-    if a.dtype == out_dtype and not is_scaled and (bias is None or linear == out_dtype):
+    if a.dtype == out_dtype and (is_linear or (bias is None and not is_scaled)):
 
         def run_plain(a: Tensor, b: Tensor, bias: Tensor | None, *_: None) -> Tensor:
             x = a @ b if bias is None else functional.linear(a, b.mT, bias)
@@ -39,29 +38,24 @@ def cpu_product(arguments: MatmulArguments, product: Product) -> Run:
 
         return run_plain
 
-    def run(
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None,
-        scale_a: Tensor | None,
-        scale_b: Tensor | None,
-    ) -> Tensor:
+    if a.dtype in FP8:
+        is_rounded = out_dtype == torch.bfloat16 and not follows and multiplies_bf16()
+        dtype = torch.bfloat16 if is_rounded else torch.float32
+        is_linear = arguments.is_linear(dtype)
+
+    def run(a: Tensor, b: Tensor, bias: Tensor | None, *scales: Tensor | None) -> Tensor:
         if a.dtype == torch.int8:
             x = _int8_product(a, b, product)
             x = x if out_dtype == torch.int32 else x.float()
         else:
-            dtype = out_dtype
-            if a.dtype in FP8:
-                is_rounded = out_dtype == torch.bfloat16 and not follows and multiplies_bf16()
-                dtype = torch.bfloat16 if is_rounded else torch.float32
             a, b = a.to(dtype), b.to(dtype)
-            if linear == dtype and not is_scaled:
+            if is_linear:
                 x, bias = functional.linear(a, b.mT, bias), None
             else:
                 x = a @ b
         if is_scaled or bias is not None:
             x = x.float()
-            for scale in (scale_a, scale_b):
+            for scale in scales:
                 if scale is not None:
                     x.mul_(scale)
             if bias is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -38,15 +40,14 @@ def explain_matmul(
             raise not_a_tensor(name, x)
     target = planned_target(a.device if device is None else device)
     arguments = MatmulArguments(a, b, bias, scale_a, scale_b, activation, out_dtype)
-    problem = _in_words(arguments)
-    try:
+
+    def plan() -> dict[str, Any]:
         product = product_of(arguments)
         if isinstance(target, AmdTarget):
-            return _on_gpu(arguments, product, target, problem)
-        known = CallExplanation.of_family(target, problem, "torch")
-        return known._replace(kernels=(_torch_function(arguments, product),), source="PyTorch")
-    except NotImplementedError as error:
-        return CallExplanation.of_family(target, problem, "torch", error)
+            return _on_gpu(arguments, product, target)
+        return {"kernels": (_torch_function(arguments, product),), "source": "PyTorch"}
+
+    return CallExplanation.planned(target, _in_words(arguments), "torch", plan)
 
 
 def _in_words(arguments: MatmulArguments) -> str:
@@ -60,18 +61,13 @@ def _in_words(arguments: MatmulArguments) -> str:
 
 
 def _torch_function(arguments: MatmulArguments, product: Product) -> str:
-    a, b, bias, scale_a, scale_b, *_ = arguments
-    if a.dtype == torch.int8:
+    if arguments.a.dtype == torch.int8:
         return INT8_PRODUCT
-    dtype = torch.float32 if a.dtype in FP8 else product.out_dtype
-    is_linear = bias is not None and bias.dim() == 1 and b.dim() == 2 and bias.dtype == dtype
-    is_scaled = scale_a is not None or scale_b is not None
-    return "torch.nn.functional.linear" if is_linear and not is_scaled else "torch.matmul"
+    dtype = torch.float32 if arguments.a.dtype in FP8 else product.out_dtype
+    return "torch.nn.functional.linear" if arguments.is_linear(dtype) else "torch.matmul"
 
 
-def _on_gpu(
-    arguments: MatmulArguments, product: Product, target: AmdTarget, problem: str
-) -> CallExplanation:
+def _on_gpu(arguments: MatmulArguments, product: Product, target: AmdTarget) -> dict[str, Any]:
     kernel, work = planned_product(arguments, product, target)
     tile = kernel.tile
     size = product.batch.numel(), product.m, product.n, product.k
@@ -79,12 +75,10 @@ def _on_gpu(
     if work.sharing:
         shared = f"{work.sharing} workgroups share the steps of {work.shared} tiles"
         remarks.append(f"{shared}; {work.whole} tiles have one each.")
-    template = "gemm_few_rows" if tile.ahead else "gemm"
-    names = kernel.name, *((f"{kernel.name}_combine",) if work.sharing else ())
-    return CallExplanation.of_family(target, problem, "torch")._replace(
-        kernels=names,
-        source=f"csrc_templates/amd/{template}.hip.in",
-        specs=(kernel_spec(kernel),),
-        seconds=work.seconds(tile, target, arguments.a.dtype, size),
-        remarks=tuple(remarks),
-    )
+    return {
+        "kernels": (kernel.name, *((kernel.combine_name,) if work.sharing else ())),
+        "source": f"csrc_templates/amd/{kernel.template}.in",
+        "specs": (kernel_spec(kernel),),
+        "seconds": work.seconds(tile, target, arguments.a.dtype, size),
+        "remarks": tuple(remarks),
+    }

@@ -8,9 +8,8 @@ from torch import Tensor
 from ..problem.checks import requires_any_grad, with_clear_errors
 from ..problem.torch_parts import is_any_autocast_enabled, is_watched
 from .cpu import ACTIVATE
-from .ops import EagerMatmul, call_operator
+from .ops import EagerMatmul, operator, prepared_product
 from .problem import Activation, MatmulArguments, product_of
-from .run import run_matmul
 
 
 @with_clear_errors
@@ -57,9 +56,10 @@ def matmul(
         product_of(arguments)
         arguments = arguments._replace(activation=None)
     if is_watched(a, b, b, *others) or is_any_autocast_enabled():
-        out = call_operator(arguments)
+        out = operator.call(arguments)
     elif has_grad:
-        out = EagerMatmul.apply(*arguments)  # type: ignore[no-untyped-call]
+        out = EagerMatmul.apply(*arguments)
     else:
-        return run_matmul(arguments)
-    return ACTIVATE[activation](out) if has_grad and activation is not None else out
+        out = prepared_product(arguments)(*arguments[:5])
+    result: Tensor = ACTIVATE[activation](out) if has_grad and activation is not None else out
+    return result

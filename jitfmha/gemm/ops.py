@@ -1,7 +1,6 @@
 """The operator ``torch.ops.jitfmha.matmul`` and its derivatives, which are products, too.
 
-It is what torch.compile, transforms, autocast and tensor subclasses see. A call of plain tensors
-goes past it, with its gradient (:class:`EagerMatmul`).
+Autocast sees it, too.
 """
 
 from __future__ import annotations
@@ -13,32 +12,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..call.detection import target_of
+from ..call.known_calls import Run, keeps_calls
 from ..call.pytorch.autocast import dtype_of_region
 from ..call.pytorch.flop_count import join_flop_counters
-from ..problem.torch_parts import (
-    implement,
-    is_watched,
-    operator_with_gradient,
-    register_derivative,
-    without_autocast,
-)
+from ..call.pytorch.operator import Operator, library
+from ..planning.target import AmdTarget
+from ..problem.torch_parts import without_autocast
+from .amd import amd_product
+from .cpu import cpu_product
 from .problem import FLOATS, MatmulArguments, product_of
-from .run import run_matmul
-
-_library = torch.library.Library("jitfmha", "FRAGMENT")
-_library.define(
-    "matmul(Tensor a, Tensor b, Tensor? bias, Tensor? scale_a, Tensor? scale_b, str? activation, "
-    "ScalarType? out_dtype) -> Tensor"
-)
 
 
-def call_operator(arguments: MatmulArguments) -> Tensor:
-    """Go through torch's dispatcher."""
+@keeps_calls("gemm", 5)
+def prepared_product(arguments: MatmulArguments) -> Run:
+    """What computes the product, after all checks; or that of an earlier call.
+
+    Raises what ``product_of`` does, and ``jitfmha.BuildError`` where the kernel does not compile.
+    """
+    product = product_of(arguments)
+    target = target_of(arguments.a.device)
+    if isinstance(target, AmdTarget):
+        return amd_product(arguments, product, target)
+    return cpu_product(arguments, product)
+
+
+def _check(arguments: MatmulArguments) -> None:
     product_of(_under_autocast(arguments))
     if not torch.compiler.is_compiling():
         join_flop_counters({torch.ops.jitfmha.matmul: _flops})
-    out: Tensor = torch.ops.jitfmha.matmul(*arguments)
-    return out
 
 
 def _flops(a: Tensor, *_: Any, out_val: Tensor, **__: Any) -> int:
@@ -46,12 +48,7 @@ def _flops(a: Tensor, *_: Any, out_val: Tensor, **__: Any) -> int:
     return 2 * out_val.numel() * a.shape[-1]
 
 
-def _matmul(*given: Any) -> Tensor:
-    return run_matmul(MatmulArguments(*given))
-
-
-def _matmul_fake(*given: Any) -> Tensor:
-    arguments = MatmulArguments(*given)
+def _fake(arguments: MatmulArguments) -> Tensor:
     product = product_of(arguments)
     return arguments.a.new_empty(product.shape, dtype=product.out_dtype)
 
@@ -78,6 +75,11 @@ def _save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
     ctx.save_for_backward(a, b, *[each for each in epilogue if each is not None])
 
 
+def _multiplied(a: Tensor, b: Tensor) -> Tensor:
+    out: Tensor = operator.run(MatmulArguments(a, b), may_have_gradient=torch.is_grad_enabled())
+    return out
+
+
 def _differentiate(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
     a, b, *given = ctx.saved_tensors
     bias, *scales = (given.pop(0) if each else None for each in ctx.has)
@@ -89,35 +91,12 @@ def _differentiate(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
     dout = dout.to(a.dtype)
     da = db = None
     if needs[0]:
-        da = _product(dout, b.mT).sum_to_size(a.shape)
+        da = _multiplied(dout, b.mT).sum_to_size(a.shape)
     if needs[1] and b.dim() == 2:
-        db = _product(a.flatten(0, -2).mT, dout.flatten(0, -2))
+        db = _multiplied(a.flatten(0, -2).mT, dout.flatten(0, -2))
     elif needs[1]:
-        db = _product(a.mT, dout).sum_to_size(b.shape)
+        db = _multiplied(a.mT, dout).sum_to_size(b.shape)
     return da, db, dbias, None, None, None, None
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    arguments = MatmulArguments(a, b)
-    if torch.is_grad_enabled() or is_watched(a, b, b):
-        return call_operator(arguments)
-    return run_matmul(arguments)
-
-
-class EagerMatmul(torch.autograd.Function):
-    """A call of plain tensors with its gradient, past torch's dispatcher."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        _save(ctx, given, given[0])
-        return run_matmul(MatmulArguments(*given))
-
-    backward = staticmethod(_differentiate)
-
-
-register_derivative(
-    _library, "matmul", operator_with_gradient("matmul", _save, _differentiate), "matmul"
-)
 
 
 # ---- Autocast and vmap ---------------------------------------------------------------------------
@@ -155,7 +134,7 @@ def _map(info: Any, dims: Sequence[Any], *given: Any) -> tuple[Tensor, int]:
     return torch.ops.jitfmha.matmul(*moved), 0
 
 
-implement(_library, "matmul", _matmul, _matmul_fake)
+operator = Operator("matmul", MatmulArguments, "Tensor", prepared_product, _fake, _map, _check)
+EagerMatmul = operator.differentiated(_save, _differentiate, "matmul")
 for _device_type, _region in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-    _library.impl("matmul", partial(_at_autocast, _device_type), _region)
-torch.library.register_vmap("jitfmha::matmul", _map, lib=_library)
+    library.impl("matmul", partial(_at_autocast, _device_type), _region)

@@ -39,6 +39,16 @@ class MatmulArguments(NamedTuple):
     def epilogue(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         return self.bias, self.scale_a, self.scale_b
 
+    @property
+    def is_scaled(self) -> bool:
+        return self.scale_a is not None or self.scale_b is not None
+
+    def is_linear(self, dtype: torch.dtype) -> bool:
+        """Whether torch's ``linear`` in this dtype is the product with its bias."""
+        bias = self.bias
+        has_vector = bias is not None and bias.dtype == dtype and bias.dim() == 1
+        return has_vector and self.b.dim() == 2 and not self.is_scaled
+
 
 class Product(NamedTuple):
     """A call after all checks: (m, k) by (k, n) for each of ``batch``."""

@@ -7,7 +7,7 @@ called through ctypes, so that it needs neither torch's nor Python's headers.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
@@ -73,7 +73,7 @@ SERVES = (
 
 # What all kernels are made of beside their template and what depends on their traits.
 _HEADERS = (
-    *("dropout", "elements", "exponent", "problem"),
+    *("dropout", "elements", "exponent", "intrinsics", "problem"),
     *("schedule", "scores", "simd", "threads", "tiles"),
 )
 _TILE_UNITS: dict[CpuIsa, str] = {
@@ -342,29 +342,45 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         "score_constants": traits.modifiers.constants(),
         **{name: getattr(traits, name) for name in _SWITCHES},
     }
-    vectors, flags = ISAS[traits.isa]
-    kernel = f"fmha_{traits.short_direction}.cpp"
-    origin = {"origin": f"csrc_templates/{traits.template} for {traits.name}"}
+    template = f"fmha_{traits.short_direction}"
+    sources = {
+        "beside.cpp": render("cpu/beside.cpp.in", {"kernel": f"{template}.cpp"}),
+        "traits.h": render("cpu/traits.h.in", values),
+        **_product_sources(traits),
+    }
+    why = (
+        f"the first {traits.dtype} {_CALLS[traits.direction]} in {traits.mode} with hdim "
+        f"{traits.hdim_q}x{traits.hdim_v} and mask {traits.mask}"
+        f"{''.join(f', {word}' for word in traits.modifiers.words())}"
+        f"{' in pages' if traits.paged else ''}"
+    )
+    return kernel_build(template, traits.name, traits.isa, {}, _HEADERS, sources, (), why)
+
+
+def kernel_build(
+    template: str,
+    name: str,
+    isa: CpuIsa,
+    values: Mapping[str, object],
+    headers: Sequence[str],
+    sources: Mapping[str, str],
+    flags: Sequence[str],
+    why: str,
+) -> BuildSpec:
+    """The sources and the flags of a kernel: its template, what it includes, and other sources."""
+    vectors, flags_of_isa = ISAS[isa]
+    origin = {"origin": f"csrc_templates/cpu/{template}.cpp.in for {name}"}
     return BuildSpec(
         # Long ones are cut: the cache tells its entries apart by their content.
-        name=traits.name[:MAX_NAME],
+        name=name[:MAX_NAME],
         sources={
-            kernel: render(traits.template, origin),
-            "beside.cpp": render("cpu/beside.cpp.in", {"kernel": kernel}),
-            "traits.h": render("cpu/traits.h.in", values),
+            f"{template}.cpp": render(f"cpu/{template}.cpp.in", origin | dict(values)),
             "vectors.h": render(f"cpu/simd_{vectors}.h", {}),
-            "intrinsics.h": render("cpu/intrinsics.h", {}),
-            **_product_sources(traits),
-            **{f"{header}.h": render(f"cpu/{header}.h", {}) for header in _HEADERS},
+            **{f"{header}.h": render(f"cpu/{header}.h", {}) for header in headers},
+            **sources,
         },
-        cflags=(*CFLAGS, *flags),
-        ldflags=(),
-        why=(
-            f"the first {traits.dtype} {_CALLS[traits.direction]} in {traits.mode} with hdim "
-            f"{traits.hdim_q}x{traits.hdim_v} and mask {traits.mask}"
-            f"{''.join(f', {word}' for word in traits.modifiers.words())}"
-            f"{' in pages' if traits.paged else ''}"
-        ),
+        cflags=(*CFLAGS, *flags, *flags_of_isa),
+        why=why,
     )
 
 

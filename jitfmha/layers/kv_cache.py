@@ -6,7 +6,7 @@ github.com/Dao-AILab/flash-attention. It ends in :func:`jitfmha.fmha_fwd`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..call.detection import target_of
 from ..call.interface import fmha_fwd
-from ..call.known_calls import looked_up
+from ..call.known_calls import Run, keeps_calls
 from ..call.pytorch.autocast import under_autocast
 from ..call.run import PreparedCall, prepared_call, run_prepared
 from ..planning.target import CpuTarget
@@ -44,7 +44,7 @@ from ..problem.torch_parts import (
     is_watched,
     refuse_derivatives,
 )
-from ..rows.heads.interface import run_or_trace
+from ..rows.heads.ops import operator as heads
 from ..rows.heads.problem import HeadArguments
 from ..rows.heads.run import prepared_heads
 from ..rows.problem import QUANTISED_DTYPES, ROW_DTYPES
@@ -153,8 +153,8 @@ def flash_attn_with_kvcache(
     if is_seen or (torch.is_grad_enabled() and requires_any_grad(q, k_cache, v_cache, *given)):
         refuse_derivatives("flash_attn_with_kvcache", **call._asdict())
     if is_seen:
-        return _Step((call, choices))(call, length)
-    step = looked_up("kv_cache", choices, call, _Step.kept, (call, choices))
+        return _Step(call, choices)(call, length)
+    step = _kept_step((*call, choices))
     result: Tensor | tuple[Tensor, Tensor] = step(call, length)
     return result
 
@@ -239,8 +239,8 @@ class _Step:
     What tensors hold is checked with every call, where it can be read.
     """
 
-    def __init__(self, given: tuple[_Call, _Choices]) -> None:
-        call, self._choices = given
+    def __init__(self, call: _Call, choices: _Choices) -> None:
+        self._choices = choices
         _check_caches(call)
         _check_scales(call)
         _check_new(call)
@@ -262,22 +262,7 @@ class _Step:
         self._starts: dict[int, Tensor] = {}
         self._is_served = self._is_kept = self._reads_addresses = False
         self._prepared: PreparedCall | None = None
-        self._writes: dict[bool, Callable[[Sequence[Tensor | None]], None]] = {}
-
-    @classmethod
-    def kept(cls, given: tuple[_Call, _Choices]) -> _Step:
-        """One for later calls too, whose tensors are plain as those of this one are."""
-        step, (call, _) = cls(given), given
-        # Where keys have to be skipped the rows are others in each call.
-        step._is_kept = call.cache_leftpad is None or not step._can_read
-        # A CPU kernel takes of the tensors where they are, so that they need no views as rows.
-        step._reads_addresses = (
-            isinstance(target_of(call.q.device), CpuTarget)
-            and call.q.flatten(0, 1).data_ptr() == call.q.data_ptr()
-            and call.q.stride(-1) == 1
-            and not any(map(is_of_tokens, (call.k_descale, call.v_descale)))
-        )
-        return step
+        self._writes: dict[bool, Run] = {}
 
     def __call__(self, call: _Call, length: int | None) -> Tensor | tuple[Tensor, Tensor]:
         sums = self._sums_of_keys(call, length)
@@ -398,12 +383,12 @@ class _Step:
 
     def _write(self, arguments: HeadArguments) -> None:
         if not self._is_kept:
-            run_or_trace(arguments)
+            heads.run(arguments)
             return
         has_keys = arguments.k is not None
         if has_keys not in self._writes:
             self._writes[has_keys] = prepared_heads(arguments)
-        self._writes[has_keys](arguments.tensors)
+        self._writes[has_keys](*arguments.tensors)
 
     def _sums_of_keys(self, call: _Call, length: int | None) -> Tensor:
         """The prefix sums of how many keys each sequence has, with those that are new.
@@ -474,6 +459,24 @@ class _Step:
         starts = starts - skipped
         starts[:-1] += pads
         return _lying(call, lambda x: x.flatten(0, 1)[skipped:], starts, None)
+
+
+@keeps_calls("kv_cache", len(_Call._fields))
+def _kept_step(given: tuple[Any, ...]) -> _Step:
+    """One for later calls too, whose tensors are plain as those of this one are."""
+    *tensors, choices = given
+    call = _Call(*tensors)
+    step = _Step(call, choices)
+    # Where keys have to be skipped the rows are others in each call.
+    step._is_kept = call.cache_leftpad is None or not step._can_read
+    # A CPU kernel takes of the tensors where they are, so that they need no views as rows.
+    step._reads_addresses = (
+        isinstance(target_of(call.q.device), CpuTarget)
+        and call.q.flatten(0, 1).data_ptr() == call.q.data_ptr()
+        and call.q.stride(-1) == 1
+        and not any(map(is_of_tokens, (call.k_descale, call.v_descale)))
+    )
+    return step
 
 
 def _refuse_unserved(arguments: Arguments) -> None:

@@ -214,7 +214,8 @@ def operator_with_gradient(
 
     def forward(*given: Any) -> Any:
         with below_autograd():
-            return getattr(torch.ops.jitfmha, name).default(*given)
+            results = getattr(torch.ops.jitfmha, name).default(*given)
+        return tuple(results) if isinstance(results, list) else results
 
     functions = {"forward": forward, "setup_context": save, "backward": backward}
     methods = {key: staticmethod(each) for key, each in functions.items()}

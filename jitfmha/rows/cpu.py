@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 from ..jit.render import render
-from ..jit.spec import MAX_NAME, BuildSpec
-from ..kernels.cpu import BESIDE_TILE_UNIT, CFLAGS, ISAS, load_entry
+from ..jit.spec import BuildSpec
+from ..kernels.cpu import BESIDE_TILE_UNIT, kernel_build, load_entry
 from ..planning.target import CpuIsa
 from ..problem.problem import Direction
 from .problem import MOST_COLUMNS, RowTraits
@@ -31,20 +31,9 @@ def spec_of_rows(
     The template takes ``values``, and ``rows_traits.h.in`` those ``of_rows``.
     """
     isa = BESIDE_TILE_UNIT.get(isa, isa)
-    vectors, flags = ISAS[isa]
+    sources = {"traits.h": render("cpu/rows_traits.h.in", of_rows)}
     name = f"cpu_{template}_{traits}_{isa}"
-    origin = f"csrc_templates/cpu/{template}.cpp.in for {name}"
-    return BuildSpec(
-        name=name[:MAX_NAME],
-        sources={
-            f"{template}.cpp": render(f"cpu/{template}.cpp.in", {"origin": origin, **values}),
-            "traits.h": render("cpu/rows_traits.h.in", of_rows),
-            "vectors.h": render(f"cpu/simd_{vectors}.h", {}),
-            **{f"{header}.h": render(f"cpu/{header}.h", {}) for header in _HEADERS},
-        },
-        cflags=(*CFLAGS, flag, *flags),
-        why=why,
-    )
+    return kernel_build(template, name, isa, values, _HEADERS, sources, (flag,), why)
 
 
 def cpu_spec(traits: RowTraits, direction: Direction, isa: CpuIsa) -> BuildSpec:

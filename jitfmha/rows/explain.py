@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..call.detection import planned_target
 from ..call.explained import CallExplanation
 from ..kernels.estimate import machine_of
-from ..planning.target import AmdTarget, CpuTarget, Target
+from ..planning.target import AmdTarget
 from ..problem.checks import not_a_tensor
 from ..problem.dtypes import DTYPE_BYTES
 from ..problem.problem import Direction
@@ -67,28 +69,29 @@ def explain_rows(
     words += [name for name, each in given.items() if each is not None]
     words += [] if out_dtype is None else [f"to {str(out_dtype).removeprefix('torch.')}"]
     words += ["backward"] if direction == "backward" else []
-    problem = ", ".join(words)
-    try:
-        arguments = RowArguments(kind, x, residual, weight, bias, 0.0, out_dtype)
+
+    def plan() -> dict[str, Any]:
+        arguments = RowArguments(x, residual, weight, bias, kind, 0.0, out_dtype)
         traits = traits_of(arguments)
         if direction == "backward" and traits.is_quantised:
             raise NotImplementedError(f"results of out_dtype={out_dtype} have no gradient")
-        return _planned(arguments, traits, direction, target, problem)
-    except NotImplementedError as error:
-        return CallExplanation.of_family(target, problem, "cpu", error)
-
-
-def _planned(
-    arguments: RowArguments, traits: RowTraits, direction: Direction, target: Target, problem: str
-) -> CallExplanation:
-    _, x, residual, weight, bias, *_ = arguments
-    known = CallExplanation.of_family(target, problem, "cpu")
-    template = TEMPLATES[direction]
-    if isinstance(target, CpuTarget):
+        if isinstance(target, AmdTarget):
+            return _on_gpu(arguments, traits, direction, target)
         spec = cpu_spec(traits, direction, target.isa)
-        source = f"csrc_templates/cpu/{template}.cpp.in"
-        known = known._replace(kernels=(spec.name,), source=source, specs=(spec,))
-        return known._replace(remarks=_remarks_about_torch(arguments))
+        return {
+            "kernels": (spec.name,),
+            "source": f"csrc_templates/cpu/{TEMPLATES[direction]}.cpp.in",
+            "specs": (spec,),
+            "remarks": _remarks_about_torch(arguments),
+        }
+
+    return CallExplanation.planned(target, ", ".join(words), "cpu", plan)
+
+
+def _on_gpu(
+    arguments: RowArguments, traits: RowTraits, direction: Direction, target: AmdTarget
+) -> dict[str, Any]:
+    x, residual, weight, bias, *_ = arguments
     kernel = _amd_kernel(arguments, traits, direction, target)
     # Forward reads x and writes the result, with a residual it reads that and writes the sum, too.
     # Backward reads x and its result's gradient and writes x's; with a residual it reads the sum's.
@@ -107,17 +110,17 @@ def _planned(
         f"The estimate is what {moved / 1e6:.4g} MB take at {rate / 1e12:.3g} TB/s.",
     )
     has_combined = kernel.combine_name and (traits.has_weight or traits.has_bias)
-    return known._replace(
-        kernels=(kernel.name, *((kernel.combine_name,) if has_combined else ())),
-        source=f"csrc_templates/amd/{template}.hip.in",
-        specs=(kernel_spec(kernel),),
-        seconds=moved / rate,
-        remarks=remarks,
-    )
+    return {
+        "kernels": (kernel.name, *((kernel.combine_name,) if has_combined else ())),
+        "source": f"csrc_templates/amd/{TEMPLATES[direction]}.hip.in",
+        "specs": (kernel_spec(kernel),),
+        "seconds": moved / rate,
+        "remarks": remarks,
+    }
 
 
 def _remarks_about_torch(arguments: RowArguments) -> tuple[str, ...]:
-    kind, x, residual, _, _, _, out_dtype = arguments
+    x, residual, _, _, kind, _, out_dtype = arguments
     if kind == "rms_norm" or residual is not None or out_dtype is not None:
         return ()
     most = MOST_OF_TORCH[x.dtype]
@@ -130,7 +133,7 @@ def _amd_kernel(
     arguments: RowArguments, traits: RowTraits, direction: Direction, target: AmdTarget
 ) -> RowKernel:
     """The one for tensors where these lie; what is new lies at multiples of loads."""
-    kind, x, residual, weight, bias, *_ = arguments
+    x, residual, weight, bias, kind, *_ = arguments
     refuse_form_of_fp8("out_dtype", traits.out_dtype, target)
     rows, columns = x.shape[:-1].numel(), x.shape[-1]
     (of_x, stride), (of_residual, residual_stride) = _place(x), _place(residual)

@@ -13,9 +13,9 @@ from ..planning.target import TARGET_HERE, CpuTarget
 from ..problem.arguments import new_tuple
 from ..problem.checks import requires_any_grad, with_clear_errors
 from ..problem.torch_parts import is_traced, is_watched, plain_apply
-from .ops import EagerRows, call_operator
+from .ops import EagerRows, rows_fwd
 from .problem import Kind, RowArguments
-from .run import run_rows
+from .run import prepared_rows
 
 Result = Tensor | tuple[Tensor, ...]
 
@@ -148,20 +148,18 @@ def _results(
     eps: float,
     out_dtype: torch.dtype | None,
 ) -> Result:
-    arguments = new_tuple(RowArguments, (kind, x, residual, weight, bias, eps, out_dtype))
+    arguments = new_tuple(RowArguments, (x, residual, weight, bias, kind, eps, out_dtype))
     # Where one is missing x stands for it, which takes less than a list of those that are there.
     w, b, r = x if weight is None else weight, x if bias is None else bias, residual
     if is_watched(x, w, b) or (r is not None and is_watched(r, r, r)):
-        out, total, scale = call_operator(arguments)
+        results = rows_fwd.call(arguments)
     elif _is_grad_enabled() and (
         x.requires_grad or w.requires_grad or b.requires_grad or (r is not None and r.requires_grad)
     ):
-        out, total, scale = _differentiable(*arguments)
+        results = _differentiable(*arguments)
     else:
-        out, total, scale = run_rows(arguments)
-    if total is None and scale is None:
-        return out
-    return tuple(each for each in (out, total, scale) if each is not None)
+        results = prepared_rows(arguments)(x, residual, weight, bias)
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 _differentiable = plain_apply(EagerRows)

@@ -22,21 +22,13 @@ QUANTISED_DTYPES = (*FP8_NAMES, torch.int8)
 class RowArguments(NamedTuple):
     """The arguments of one call; tensors that it does without are None."""
 
-    kind: Kind
     x: Tensor
     residual: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
+    kind: Kind
     eps: float
     out_dtype: torch.dtype | None
-
-
-class RowGradients(NamedTuple):
-    """Gradients of a call over rows; None is what nobody asked for."""
-
-    x: Tensor
-    weight: Tensor | None
-    bias: Tensor | None
 
 
 class RowBackwardArguments(NamedTuple):
@@ -49,14 +41,19 @@ class RowBackwardArguments(NamedTuple):
         wants_weight: whether the gradient of the weight is.
     """
 
-    kind: Kind
     dout: Tensor
     dsum: Tensor | None
     x: Tensor
     weight: Tensor | None
     bias: Tensor | None
+    kind: Kind
     eps: float
     wants_weight: bool
+
+    @property
+    def has(self) -> tuple[bool, bool]:
+        """Whether the gradients of the weight and of the bias are asked for."""
+        return self.weight is not None and self.wants_weight, self.bias is not None
 
 
 class RowTraits(NamedTuple):
@@ -96,7 +93,7 @@ def traits_of(arguments: RowArguments) -> RowTraits:
         TypeError, ValueError: an argument breaks a rule; the text names it and its value.
         NotImplementedError: nothing serves the call.
     """
-    kind, x, residual, weight, bias, eps, out_dtype = arguments
+    x, residual, weight, bias, kind, eps, out_dtype = arguments
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}; choose one of {', '.join(KINDS)}")
     if not isinstance(x, Tensor):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..call.detection import target_of
-from ..call.known_calls import Run, looked_up
+from ..call.known_calls import Run, keeps_calls
 from ..planning.target import AmdTarget, CpuTarget
 from ..problem.memory import HUGE_PAGES_FROM_BYTES, request_huge_pages
 from ..problem.problem import Direction
@@ -18,43 +18,18 @@ from .cpu import cpu_entry
 from .problem import (
     RowArguments,
     RowBackwardArguments,
-    RowGradients,
     RowTraits,
     as_rows,
     traits_of,
 )
 from .structs import CALLS
 
-# The result, the sum with a residual and the scales; None is what was not asked for.
-RowResults = tuple[Tensor, Tensor | None, Tensor | None]
 # A block of rows has a part of the weights' gradients of its own, which costs traffic; so it has
 # some rows. A block of fewer elements is not worth a thread.
 _LEAST_BLOCK_ROWS, _LEAST_BLOCK_ELEMENTS, _MOST_BLOCKS = 8, 1 << 14, 64
 # A compute unit has one at most, so that there are few parts to add up.
 _LEAST_ROWS_OF_WORKGROUP = 4
 _NO_MEMORY = "the CPU kernel of rows could not allocate its scratch memory"
-
-
-def run_rows(arguments: RowArguments) -> RowResults:
-    """Make all checks, or find that they were made, and launch the kernel.
-
-    Raises what ``traits_of`` does, and ``jitfmha.BuildError`` where the kernel does not compile.
-    """
-    kind, x, residual, weight, bias, eps, out_dtype = arguments
-    tensors = x, residual, weight, bias
-    run = looked_up("rows", (kind, eps, out_dtype), tensors, _prepare, arguments)
-    results: RowResults = run(*tensors)
-    return results
-
-
-def run_rows_backward(arguments: RowBackwardArguments) -> RowGradients:
-    """The same for gradients."""
-    kind, dout, dsum, x, weight, bias, eps, wants_weight = arguments
-    tensors = dout, dsum, x, weight, bias
-    options = kind, eps, wants_weight
-    run = looked_up("rows_bwd", options, tensors, _prepare_backward, arguments)
-    gradients: RowGradients = run(*tensors)
-    return gradients
 
 
 class _Kernel:
@@ -142,26 +117,34 @@ class _Kernel:
 _new = partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
-def _prepare(arguments: RowArguments) -> Run:
-    _, x, residual, weight, bias, eps, out_dtype = arguments
+@keeps_calls("rows", 4)
+def prepared_rows(arguments: RowArguments) -> Run:
+    """What gives, of the result, the sum with a residual and the scales, those that a call has.
+
+    Makes all checks, or finds that they were made. Raises what ``traits_of`` does, and
+    ``jitfmha.BuildError`` where the kernel does not compile.
+    """
+    x, residual, weight, bias, _, eps, out_dtype = arguments
     traits = traits_of(arguments)
     batch, is_quantised = x.shape[:-1], traits.is_quantised
     kernel = _Kernel(traits, "forward", (x, residual, weight, bias), eps)
 
     def run(
         x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None
-    ) -> RowResults:
+    ) -> tuple[Tensor, ...]:
         out = _new(x, dtype=out_dtype)
         total = None if residual is None else _new(x)
         scale = x.new_empty(batch, dtype=torch.float32) if is_quantised else None
         kernel.launch((x, residual), (weight, bias), (out, total, scale))
-        return out, total, scale
+        if total is None:
+            return (out,) if scale is None else (out, scale)
+        return (out, total) if scale is None else (out, total, scale)
 
     pack, entry, sizes = kernel.pack, kernel.entry, kernel.sizes
 
     def run_plain(
         x: Tensor, _: Tensor | None, weight: Tensor | None, bias: Tensor | None
-    ) -> RowResults:
+    ) -> tuple[Tensor]:
         # The same, with nothing left to ask.
         out = _empty_like(x)
         of_weight = 0 if weight is None else weight.data_ptr()
@@ -169,7 +152,7 @@ def _prepare(arguments: RowArguments) -> Run:
         packed = pack(x.data_ptr(), 0, of_weight, of_bias, out.data_ptr(), 0, 0, 0, 0, *sizes)
         if entry(packed):  # type: ignore[misc]
             raise MemoryError(_NO_MEMORY)
-        return out, None, None
+        return (out,)
 
     is_more = residual is not None or out_dtype not in (None, x.dtype)
     return run_plain if kernel.is_quick and not is_more else run
@@ -178,24 +161,27 @@ def _prepare(arguments: RowArguments) -> Run:
 _empty_like = torch.empty_like
 
 
-def _prepare_backward(arguments: RowBackwardArguments) -> Run:
-    kind, dout, dsum, x, weight, bias, eps, wants_weight = arguments
-    traits = traits_of(RowArguments(kind, x, dsum, weight, bias, eps, None))
+@keeps_calls("rows_bwd", 5)
+def prepared_gradients(arguments: RowBackwardArguments) -> Run:
+    """The same: the gradients of x, the weight and the bias."""
+    dout, dsum, x, weight, bias, kind, eps, _ = arguments
+    traits = traits_of(RowArguments(x, dsum, weight, bias, kind, eps, None))
     if dout.shape != x.shape or dout.dtype != x.dtype or dout.device != x.device:
         raise ValueError(
             f"dout is a {dout.dtype} tensor of shape {tuple(dout.shape)} on {dout.device}; it must "
             f"be as x, {x.dtype} of shape {tuple(x.shape)} on {x.device}"
         )
-    wanted = (weight is not None and wants_weight) + (bias is not None)
-    kernel = _Kernel(traits, "backward", (dout, x, dsum, weight), eps, wanted)
+    has_weight, has_bias = arguments.has
+    kernel = _Kernel(traits, "backward", (dout, x, dsum, weight), eps, has_weight + has_bias)
     empty = torch.empty_like if kernel.rows else torch.zeros_like
 
     def run(
         dout: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, bias: Tensor | None
-    ) -> RowGradients:
-        dweight = empty(weight) if weight is not None and wants_weight else None
-        gradients = RowGradients(_new(x), dweight, None if bias is None else empty(bias))
-        kernel.launch((dout, x, dsum), (weight,), gradients)
-        return gradients
+    ) -> tuple[Tensor, ...]:
+        dx = _new(x)
+        dweight = empty(weight) if has_weight else None  # type: ignore[arg-type]
+        dbias = None if bias is None else empty(bias)
+        kernel.launch((dout, x, dsum), (weight,), (dx, dweight, dbias))
+        return (dx, *(each for each in (dweight, dbias) if each is not None))
 
     return run

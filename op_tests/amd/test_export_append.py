@@ -31,8 +31,8 @@ from jitfmha.export.append import append_passes
 from jitfmha.export.kernels import Selection, features_named, selection_of
 from jitfmha.problem.dtypes import DTYPE_NAMES
 from jitfmha.problem.packed_pages import are_packed, shape_of_keys
+from jitfmha.rows.heads.ops import operator
 from jitfmha.rows.heads.problem import HeadArguments
-from jitfmha.rows.heads.run import run_heads
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -155,9 +155,9 @@ class Given(NamedTuple):
             if self.rope != "none" and given["q"].numel():
                 q = given["q"]
                 queries = HeadArguments(q, None, None, q_out=q, q_moves=self.has_mask, **shared)
-                run_heads(queries)
+                operator.launch(queries)
             if given["knew"].numel():
-                run_heads(
+                operator.launch(
                     HeadArguments(
                         *(None, rows["knew"], rows["vnew"]),
                         k_cache=rows["k"],

@@ -15,8 +15,7 @@ from ...kernels.struct_launcher import StructLauncher
 from ...planning.target import AmdTarget
 from ...problem.dtypes import DTYPE_BYTES
 from ..amd import ELEMENTS, LARGEST, LOAD_BYTES, refuse_form_of_fp8
-from .problem import MOST_NUMBER, N_TENSORS, HeadArguments, HeadTraits
-from .structs import STRUCTS
+from .problem import MOST_NUMBER, N_TENSORS, STRUCTS, HeadArguments, HeadTraits
 
 THREADS, _WAVE = 256, 64
 # What is loaded and stored in chunks of several numbers.

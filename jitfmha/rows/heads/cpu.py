@@ -10,8 +10,8 @@ from ...jit.shared_struct import cpp_of
 from ...kernels.cpu import load_entry
 from ...planning.target import CpuIsa
 from ..cpu import spec_of_rows
-from .problem import MOST_HDIM, HeadTraits
-from .structs import STRUCTS
+from ..problem import RowTraits
+from .problem import MOST_HDIM, STRUCTS, HeadTraits
 
 
 @cache
@@ -23,13 +23,10 @@ def cpu_entry(traits: HeadTraits, isa: CpuIsa) -> Callable[[bytes, object], int]
         "is_packed": traits.is_packed,
         "most_hdim": MOST_HDIM,
     }
+    dtypes = traits.dtype, traits.weight_dtype, traits.cache_dtype
     of_rows = {
-        "dtype": traits.dtype,
-        "weight_dtype": traits.weight_dtype,
-        "out_dtype": traits.cache_dtype,
-        "kind": "rms_norm",
+        **RowTraits("rms_norm", *dtypes, False, False, False)._asdict(),
         "direction": "forward",
-        **dict.fromkeys(("has_weight", "has_bias", "has_residual"), False),
         "most_columns": MOST_HDIM,
         "shared_structs": cpp_of(STRUCTS),
     }

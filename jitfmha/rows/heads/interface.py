@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from ...problem.checks import check_flags, requires_any_grad, with_clear_errors
-from ...problem.torch_parts import has_forward_mode, is_watched, refuse_derivatives
-from .ops import call_operator
+from ...problem.torch_parts import has_forward_mode, refuse_derivatives
+from .ops import operator
 from .problem import HeadArguments
-from .run import run_heads
 
 
 @with_clear_errors
@@ -97,19 +96,10 @@ def qk_norm_rope_cache(
     is_asked = torch.is_grad_enabled() and requires_any_grad(*arguments.tensors)
     if is_asked or has_forward_mode():
         refuse_derivatives("qk_norm_rope_cache", **arguments._asdict())
-    run_or_trace(arguments)
+    operator.run(arguments)
     if inplace or (k_out is None and k_cache is None):
         k_out = k
     return q if q_out is None else q_out, k_out
-
-
-def run_or_trace(arguments: HeadArguments) -> None:
-    """By the kernel, or by the operator where somebody has to know of it."""
-    given = [x for x in arguments.tensors if x is not None]
-    if given and is_watched(given[0], given[0], given[0], *given):
-        call_operator(arguments)
-    else:
-        run_heads(arguments)
 
 
 def _result(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...jit.shared_struct import FLOAT, INT32, INT64, Array, Pointer, SharedStruct
 from ...problem.checks import (
     check_all_beside,
     check_last_dimension,
@@ -26,6 +27,46 @@ from ..problem import QUANTISED_DTYPES, ROW_DTYPES, check_eps, check_weights
 
 MOST_HDIM = 576
 MOST_NUMBER = 2**31 - 1
+
+# ---- What Python packs for a kernel, on the CPU and on GPUs --------------------------------------
+
+_OF_TOKENS = SharedStruct("TokenStrides", dict.fromkeys(("batch", "token", "head"), INT64))
+_HEADS = SharedStruct(
+    "Heads",
+    {
+        # In elements. Pieces, of packed pages, have 16 bytes of a row each, of values of a column.
+        **dict.fromkeys(("x", "out"), _OF_TOKENS),
+        **dict.fromkeys(("page", "key", "head", "piece"), INT64),
+        "scale": INT32,  # between the scales of heads; 0: there is one
+        **dict.fromkeys(("heads", "hdim"), INT32),
+        # Whether heads are rotated, and whether each token of a sequence by a position of its own.
+        **dict.fromkeys(("rotates", "moves"), INT32),
+    },
+)
+# Queries, keys, values: what they lack is null.
+_THREE = Array(Pointer("const void"), 3)
+CALL = SharedStruct(
+    "HeadsCall",
+    {
+        "x": _THREE,
+        "weight": _THREE,
+        **dict.fromkeys(("out", "cache"), Array(Pointer("void"), 3)),
+        "scale": Array(Pointer("const float"), 3),
+        **dict.fromkeys(("cos", "sin"), Pointer("const void")),
+        **dict.fromkeys(("positions", "slots"), Pointer("const long")),
+        **dict.fromkeys(("seqlens", "block_table", "batch_idx"), Pointer("const int")),
+        "of": Array(_HEADS, 3),
+        **dict.fromkeys(("cos_stride", "sin_stride", "table_stride"), INT64),
+        **dict.fromkeys(("tokens", "seqlen", "positions_end"), INT32),
+        # Numbers of a row of cos and of sin; of the cache, and of the block table.
+        **dict.fromkeys(("half", "pages", "page_size", "table_pages"), INT32),
+        "eps": FLOAT,
+        "blocks": Array(INT32, 2),  # that a GPU has for keys, and for values
+    },
+)
+STRUCTS = _OF_TOKENS, _HEADS, CALL
+
+# ---- What a call asks for ------------------------------------------------------------------------
 
 
 class HeadArguments(NamedTuple):
@@ -86,15 +127,10 @@ class HeadTraits(NamedTuple):
 
     @property
     def name(self) -> str:
-        words = (
-            self.dtype,
-            f"{self.weight_dtype}weight" if self.weight_dtype != self.dtype else "",
-            f"{self.table_dtype}table" if self.table_dtype != self.dtype else "",
-            f"{self.cache_dtype}cache" if self.cache_dtype != self.dtype else "",
-            "interleaved" if self.is_interleaved else "",
-            "packed" if self.is_packed else "",
-        )
-        return "_".join(word for word in words if word)
+        others = {"weight": self.weight_dtype, "table": self.table_dtype, "cache": self.cache_dtype}
+        words = [f"{dtype}{of}" for of, dtype in others.items() if dtype != self.dtype]
+        words += [word for word in ("interleaved", "packed") if getattr(self, f"is_{word}")]
+        return "_".join((self.dtype, *words))
 
 
 def traits_of(arguments: HeadArguments) -> HeadTraits:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from ...call.detection import target_of
-from ...call.known_calls import looked_up
+from ...call.known_calls import Run, keeps_calls
 from ...planning.target import AmdTarget
 from ...problem.memory import Apart
 from ...problem.packed_pages import (
@@ -21,13 +21,11 @@ from ...problem.packed_pages import (
 )
 from .amd import AmdHeads
 from .cpu import cpu_entry
-from .problem import N_TENSORS, HeadArguments, traits_of
-from .structs import CALL
-
-Tensors = Sequence[Tensor | None]
+from .problem import CALL, N_TENSORS, HeadArguments, traits_of
 
 
-def prepared_heads(arguments: HeadArguments) -> Callable[[Tensors], None]:
+@keeps_calls("heads", N_TENSORS)
+def prepared_heads(arguments: HeadArguments) -> Run:
     """Make all checks, or find that they were made; what launches the kernel for such tensors.
 
     That raises ``ValueError`` for numbers that are out of range, on the CPU before anything is
@@ -35,15 +33,6 @@ def prepared_heads(arguments: HeadArguments) -> Callable[[Tensors], None]:
 
     Raises what ``traits_of`` does, and ``jitfmha.BuildError`` where the kernel does not compile.
     """
-    return looked_up("heads", arguments[N_TENSORS:], arguments.tensors, _prepare, arguments)
-
-
-def run_heads(arguments: HeadArguments) -> None:
-    """Launch the kernel; raises what ``prepared_heads`` and what it returns do."""
-    prepared_heads(arguments)(arguments.tensors)
-
-
-def _prepare(arguments: HeadArguments) -> Callable[[Tensors], None]:
     traits = traits_of(arguments)
     apart = _places_apart(arguments)
     copies = _with_copies(arguments.tensors, apart)
@@ -68,7 +57,7 @@ def _prepare(arguments: HeadArguments) -> Callable[[Tensors], None]:
     pack = CALL.packer.pack
     apart_in_memory, options = Apart(arguments.tensors, _APART), arguments[N_TENSORS:]
 
-    def run(tensors: Tensors) -> None:
+    def run(*tensors: Tensor | None) -> None:
         if apart:
             tensors = _with_copies(tensors, apart)
         pointers = [0 if x is None else x.data_ptr() for x in tensors]
@@ -108,12 +97,14 @@ def _is_dense(x: Tensor | None) -> bool:
     return x is None or x.is_contiguous()
 
 
-def _with_copies(tensors: Tensors, places: Sequence[int]) -> list[Tensor | None]:
+def _with_copies(
+    tensors: Sequence[Tensor | None], places: Sequence[int]
+) -> tuple[Tensor | None, ...]:
     copied = list(tensors)
     for at in places:
         x = copied[at]
         copied[at] = None if x is None else x.contiguous()
-    return copied
+    return tuple(copied)
 
 
 # The fields of the call that have tensors' addresses, in their order; "" is null.
