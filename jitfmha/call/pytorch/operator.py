@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic
 
 import torch
-from torch import Tensor
 
 from ...problem.arguments import new_tuple
 from ...problem.torch_parts import (
@@ -57,7 +56,8 @@ class Operator(Generic[Arguments]):
             f"{_schema(each.__forward_arg__, marks.get(of, ''))} {of}" for of, each in types.items()
         )
         tensors = sum(each.__forward_arg__.startswith("Tensor") for each in types.values())
-        self.launch: Callable[[Arguments], Any] = lambda given: prepare(given)(*given[:tensors])
+        self._tensors = first = slice(tensors)
+        self.launch: Callable[[Arguments], Any] = lambda given: prepare(given)(*given[first])
         library.define(f"{name}({declared}) -> {results}")
         implement(
             *(library, name),
@@ -95,7 +95,7 @@ class Operator(Generic[Arguments]):
 
     def run(self, arguments: Arguments, *, may_have_gradient: bool = False) -> Any:
         """Past torch's dispatcher, where nobody has to know of the call."""
-        given = [x for x in arguments if isinstance(x, Tensor)]
+        given = [x for x in arguments[self._tensors] if x is not None]
         if may_have_gradient or (given and is_watched(given[0], given[0], given[0], *given[1:])):
             return self.call(arguments)
         return self.launch(arguments)
