@@ -36,8 +36,16 @@ _CYCLES_OF_NO_ROWS = 1500.0
 _CYCLES_OF_PLACE, _CYCLES_OF_PLACE_IN_DECODE = 950.0, 700.0
 # kTailRounds in forward_gm1.h.
 _ROUNDS_IN_TURN = 3
-# kLeastShareTiles in work_list.h.
-_LEAST_SHARE_TILES = 6
+# kLeastShareTiles in work_list.h, and kGroup in block_parts.h.
+_LEAST_SHARE_TILES, _ADDED_AT_ONCE = 6, 4
+# In which persistent workgroups find a block in the list, by the cost model: a barrier and a round
+# of loads.
+CYCLES_OF_LISTED = 500.0
+# Persistent workgroups add a group of parts of a block in so many cycles for each column, and more
+# for each of the other parts; as many times as many share a unit. By the cost model 16 to 28 with
+# one other part, 31 to 48 with three, but 20 to 36 with one of wide rows.
+_CYCLES_OF_ADDING, _CYCLES_OF_ADDED = 16.0, 8.0
+_MOST_LEVELS = 5  # of groups of parts, which are parts of larger groups
 # From where a wave asks HBM for a tile of keys or queries until it has it, and the tile's rows: by
 # the cost model 1300 to 2200 where one tile is on its way. The wave computes meanwhile.
 _CYCLES_ON_THE_WAY, _ROWS_ON_THE_WAY = 1500.0, 32
@@ -193,9 +201,8 @@ def lengths_of_packs(
     others = 0.0
     for i in range(counts - chunks):
         others += of_keys[chunks + i]
-    # Those with the most queries may have the most keys, or be such chunks.
-    lengths.append(Lengths(of_queries, of_keys, of_keys[0]))
     if longest_q < _MIXED * keys or others == 0:
+        lengths.append(Lengths(of_queries, of_keys, of_keys[0]))
         return lengths
     chunk_queries: list[float] = []
     mixed: list[float] = []
@@ -258,6 +265,25 @@ class Moved(NamedTuple):
     streamed: float
 
 
+class SharedWork(NamedTuple):
+    """What persistent workgroups share, in cycles.
+
+    Attributes:
+        every, longest: of all blocks of rows, and of the longest one.
+        least: of a share.
+        once: of a part of a block, beside its keys.
+        tile: of a tile of keys.
+        columns: of the output.
+    """
+
+    every: float
+    longest: float
+    least: float
+    once: float
+    tile: float
+    columns: int
+
+
 class Machine(NamedTuple):
     """What decides about times of a GPU.
 
@@ -273,13 +299,24 @@ class Machine(NamedTuple):
     bytes_per_second: float
     clock: ClockSpeed
 
-    def cycles_of_shares(self, cycles: float, least: float, once: float, shared: int) -> float:
-        """Of persistent workgroups that share work of so many ``cycles``, as far as it can be told.
+    def cycles_of_shares(self, work: SharedWork, shared: int) -> float:
+        """Until the last of persistent workgroups has ended, ``shared`` of which share a unit.
 
-        Each has the ``least`` share or more, as far as there is work, and begins what another one
-        has begun, which takes ``once`` more.
+        All have as much work, up to a tile of keys, and the ``least`` share or more, as far as
+        there is work. Where a share ends and the next one begins a block is cut: that one begins
+        it anew, and the last one of all that have parts of it adds them.
         """
-        return max(cycles / (self.compute_units * shared), min(cycles, least)) + once
+        share = max(work.every / (self.compute_units * shared), min(work.every, work.least))
+        if share >= work.every:
+            return work.every
+        parts = min(ceil(work.longest / share) + 1, ceil(work.every / share))
+        added = 0.0
+        for _ in range(_MOST_LEVELS):
+            others = min(parts, _ADDED_AT_ONCE) - 1
+            if others > 0:
+                added += _CYCLES_OF_ADDING + _CYCLES_OF_ADDED * others
+            parts = -(-parts // _ADDED_AT_ONCE)
+        return share + work.tile + work.once + added * work.columns * shared
 
     def cycles_of_launch(self, sizes: Sequence[float], workgroups: int, shared: int) -> float:
         """Until the last workgroup has ended, where ``shared`` of them share a unit.
@@ -507,7 +544,11 @@ class ForwardEstimate:
         left_out = 0.0
         if not kernel.is_compiled:
             left_out = max(1.0 - row.ts_kv / row.ts_qo, 0.0) / 2.0
-        of_place = _CYCLES_OF_PLACE_IN_DECODE if kernel.is_decode else _CYCLES_OF_PLACE
+        of_place = 0.0
+        if kernel.is_shared:
+            of_place = CYCLES_OF_LISTED
+        elif call.is_group:
+            of_place = _CYCLES_OF_PLACE_IN_DECODE if kernel.is_decode else _CYCLES_OF_PLACE
         return cls(
             machine,
             call,
@@ -517,7 +558,7 @@ class ForwardEstimate:
             row.ts_kv,
             kernel.measured(measured, row.ts_qo),
             lines,
-            of_place if call.is_group else 0.0,
+            of_place,
             call.heads_k * kernel.slices,
             heads_in_turn,
             call.batch * call.heads_q * of_query,
@@ -589,10 +630,17 @@ class ForwardEstimate:
         workgroups = -(-self.lines * every_tile * num_splits // len(tiles))
         launch = 0.0
         if self.kernel.is_shared:
-            every = workgroups / len(sizes) * _total(sizes)
             of_all = self.cycles[len(self.cycles) - 1]
-            least = _LEAST_SHARE_TILES * self.ts_kv * of_all.of_row[shared - 1]
-            launch = machine.cycles_of_shares(every, least, of_all.once[shared - 1], shared)
+            tile = self.ts_kv * of_all.of_row[shared - 1]
+            work = SharedWork(
+                workgroups / len(sizes) * _total(sizes),
+                max(sizes),
+                _LEAST_SHARE_TILES * tile,
+                of_all.once[shared - 1],
+                tile,
+                self.call.hdim_v,
+            )
+            launch = machine.cycles_of_shares(work, shared)
         else:
             launch = self._cycles_in_order(
                 of_sequences, sizes, tiles, workgroups, num_splits, shared

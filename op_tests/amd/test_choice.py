@@ -19,11 +19,12 @@ from jitfmha.amd.clock import clock_of
 from jitfmha.call import run
 from jitfmha.flash_attn import flash_attn_with_kvcache
 from jitfmha.jit.errors import CompilerNotFound
-from jitfmha.jit.resources import hsa_dir
+from jitfmha.jit.resources import hsa_dir, templates_dir
 from jitfmha.jit.toolchain import device_hip
+from jitfmha.kernels import launch_estimate
 from jitfmha.kernels.cycles import kernel_cycles
 from jitfmha.kernels.estimate import forward_estimate, lengths_of
-from jitfmha.kernels.launch_estimate import Lengths, Machine, Moved
+from jitfmha.kernels.launch_estimate import Lengths, Machine, Moved, SharedWork
 from jitfmha.planning.plan import Plan
 from jitfmha.planning.target import Target
 from jitfmha.problem.arguments import Arguments
@@ -266,19 +267,13 @@ def test_the_lengths_that_are_assumed(batch):
 
 @pytest.mark.parametrize("longest", [4, 5, 8])
 def test_chunks_that_are_assumed_beside_decoding(longest):
-    """As many as have all queries, in the middle of prompts whose mean is known.
-
-    Or those with most queries have most keys.
-    """
+    """As many as have all queries, in the middle of prompts whose mean is known."""
     tensors, options = packed([64] * 8, 64)
-    by_rank, told = lengths_of(
+    (told,) = lengths_of(
         make_problem(Arguments.of(*tensors, options))._replace(unevenness=(longest, 2))
     )
     of_chunk = (longest + 0.5) / 2
     chunks = ceil(8 / of_chunk)
-    assert list(by_rank.queries) == sorted(by_rank.queries, reverse=True)
-    assert by_rank.queries[0] == told.queries[0] == of_chunk
-    assert by_rank.keys == pytest.approx([1.0] * 8)
     assert sum(told.queries) == sum(told.keys) == pytest.approx(8)
     assert told.queries[: chunks - 1] == pytest.approx([of_chunk] * (chunks - 1))
     assert max(told.queries[chunks:]) == 0
@@ -321,8 +316,28 @@ def test_memory_bounds_a_launch_and_is_waited_for_by_few_waves():
     assert machine.overlapped(2e-5, moved, alone) == pytest.approx(21e-6 + alone)
 
 
-def test_shares_of_little_work_are_the_least_there_are():
+def test_shares_of_persistent_workgroups():
+    """As much work for each as for the others, and the last one adds the parts of a block."""
     machine = Machine("gfx942", 304, 8, 4, 1e12, clock_of("MI300X").speed)
-    works = 3000.0, 608e3, 608 * 6000.0
-    cycles = [machine.cycles_of_shares(work, 5000.0, 10.0, 2) for work in works]
-    assert cycles == pytest.approx([3010, 5010, 6010])
+
+    def cycles(every: float, longest: float) -> float:
+        work = SharedWork(every, longest, least=5000.0, once=100.0, tile=10.0, columns=64)
+        return machine.cycles_of_shares(work, shared=2)
+
+    assert cycles(3000.0, 3000.0) == 3000  # of one share
+    of_two, of_three, of_four = (2 * 64 * (16.0 + 8.0 * others) for others in (1, 2, 3))
+    assert cycles(5001.0, 5001.0) == 5110 + of_two  # shares of little work are the least
+    assert cycles(608 * 6000.0, 6000.0) == 6110 + of_two
+    assert cycles(608 * 6000.0, 6001.0) == 6110 + of_three
+    # The cuts of a block of 3.5 shares may be four, of groups of four parts and of the others.
+    assert cycles(608 * 6000.0, 3.5 * 6000.0) == 6110 + of_four + of_two
+    assert cycles(608 * 6000.0, 14.5 * 6000.0) == 6110 + 2 * of_four
+    # All of it is one block.
+    assert cycles(608 * 6000.0, 608 * 6000.0) == 6110 + 4 * of_four + of_three
+
+
+def test_the_least_share_is_that_of_the_kernels():
+    header = (templates_dir() / "amd/work_list.h").read_text(encoding="utf-8")
+    assert f"kLeastShareTiles = {launch_estimate._LEAST_SHARE_TILES}," in header
+    header = (templates_dir() / "amd/block_parts.h").read_text(encoding="utf-8")
+    assert f"kGroup = {launch_estimate._ADDED_AT_ONCE};" in header

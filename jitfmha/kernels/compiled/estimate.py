@@ -9,9 +9,9 @@ from typing import NamedTuple
 from ...planning.target import AmdTarget
 from ...problem.problem import Problem
 from ..cycles import Part
-from ..estimate import forward_estimate, machine_of
+from ..estimate import forward_estimate
 from ..launch_estimate import ForwardEstimate
-from .list_policy import listing_seconds
+from .list_policy import LISTING_SECONDS
 from .split_choice import SplitChoice
 from .split_policy import compiled_seconds
 from .traits import ForwardTraits, blocks_of, forward_tile, stacks_heads
@@ -37,17 +37,17 @@ class CompiledEstimate:
         blocks = (
             (None, None) if is_listed else blocks_of(problem, stacks, self._target.compute_units)
         )
-        estimate, splits, listing = self._estimates(stacks, *blocks)
+        estimate, splits = self._estimates(stacks, *blocks)
         seqlen_q, seqlen_k = -(-seqlen_q // self._packs), -(-seqlen_k // self._packs)
         if is_listed:
-            return estimate.seconds(seqlen_q, seqlen_k, 1) + listing
+            return estimate.seconds(seqlen_q, seqlen_k, 1) + LISTING_SECONDS
         return compiled_seconds(estimate, splits.policy, seqlen_q, seqlen_k)
 
     def num_splits(self, seqlen_q: int, seqlen_k: int) -> int:
         """Into how many parts keys go, where all sequences are equally long."""
         traits = self._traits
         kind = traits.stacks_heads, traits.row_blocks, traits.decode_blocks
-        _, splits, _ = self._estimates(*kind)
+        _, splits = self._estimates(*kind)
         of_one = -(-seqlen_q // self._packs), -(-seqlen_k // self._packs)
         return splits.splits(*of_one).num_splits
 
@@ -71,11 +71,9 @@ class CompiledEstimate:
             *(problem, self._target, row, traits.slices, traits.made_columns),
             streams=traits.decode_blocks is not None,
         )
-        listing = listing_seconds(machine_of(self._target)) if traits.lists_work else 0.0
-        return _Estimates(estimate, splits, listing)
+        return _Estimates(estimate, splits)
 
 
 class _Estimates(NamedTuple):
     launch: ForwardEstimate
     splits: SplitChoice
-    listing: float

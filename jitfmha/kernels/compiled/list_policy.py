@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...amd.kernel_arguments import ROW_BLOCK, SHARE_BEGIN
-from ..launch_estimate import WAVE_ROWS, KernelCycles, Machine
+from ..launch_estimate import CYCLES_OF_LISTED, WAVE_ROWS, KernelCycles
 from ..ready.key_split import LAUNCH_GAP_SECONDS, MOST_SPLITS, Splits
 
 # As many as the kernel that lists the work has room for in LDS: kMostSequences and kMostBlocks.
@@ -19,15 +19,8 @@ _MOST_LISTED_SEQUENCES, _MOST_LISTED_BLOCKS = 1024, 8192
 _UNEVEN = 4
 # Costs are counted in so many cycles: coarsely, since all of them have 32 bits.
 _UNIT = 64
-# Cycles that persistent workgroups take to find a block in the list, by the cost model: a barrier
-# and a round of loads.
-_LISTED = 500
 # What it takes to list the work, by the cost model 2.3 to 4.2 us. On any chip.
-_LISTING_SECONDS = LAUNCH_GAP_SECONDS + 3.5e-6
-# Cycles of a share beside its work: to find blocks in the list, and to add parts of them. Not
-# measured alone: of some drawn batches the cost model took 11500 above the work, and 4800 less
-# since rows pass LDS.
-_OF_SHARE = 6700
+LISTING_SECONDS = LAUNCH_GAP_SECONDS + 3.5e-6
 _SHARE_BYTES, _BLOCK_BYTES = SHARE_BEGIN.size, ROW_BLOCK.size
 
 
@@ -94,11 +87,6 @@ def floats_of_parts(workgroups: int, tile_q: int, hdim_v: int) -> int:
     return 2 * workgroups * tile_q * (-(-hdim_v // 32) * 32 + 4)
 
 
-def listing_seconds(machine: Machine) -> float:
-    """What a call takes beside the work of its persistent workgroups."""
-    return _LISTING_SECONDS + machine.clock.seconds(_OF_SHARE, 0)
-
-
 class ListCosts(NamedTuple):
     """Of a block, of a key tile, and of each wave of these, as ``WORK_COSTS`` has them."""
 
@@ -120,7 +108,7 @@ def list_costs(
     of_tile = few.of_row[shared - 1] * tile_k
     wave_of_tile = (every.of_row[shared - 1] * tile_k - of_tile) / (tile_q // WAVE_ROWS - 1)
     return ListCosts(
-        round((once - of_wave + _LISTED) / _UNIT),
+        round((once - of_wave + CYCLES_OF_LISTED) / _UNIT),
         round(of_wave / _UNIT),
         round((of_tile - wave_of_tile) / _UNIT),
         round(wave_of_tile / _UNIT),
