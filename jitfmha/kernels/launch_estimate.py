@@ -201,8 +201,12 @@ def lengths_of_packs(
     others = 0.0
     for i in range(counts - chunks):
         others += of_keys[chunks + i]
-    if longest_q < _MIXED * keys or others == 0:
+    is_mixed = longest_q >= _MIXED * keys and others > 0
+    # Those with the most queries may have the most keys, or be such chunks; so they are where the
+    # longest leave a query or so to each of the others.
+    if chunks > 1 or not is_mixed:
         lengths.append(Lengths(of_queries, of_keys, of_keys[0]))
+    if not is_mixed:
         return lengths
     chunk_queries: list[float] = []
     mixed: list[float] = []
@@ -273,7 +277,7 @@ class SharedWork(NamedTuple):
         least: of a share.
         once: of a part of a block, beside its keys.
         tile: of a tile of keys.
-        columns: of the output.
+        columns: of the output, of rows for all waves.
     """
 
     every: float
@@ -281,7 +285,7 @@ class SharedWork(NamedTuple):
     least: float
     once: float
     tile: float
-    columns: int
+    columns: float
 
 
 class Machine(NamedTuple):
@@ -604,6 +608,8 @@ class ForwardEstimate:
         passed = 0.0
         looped = 0.0
         products = 0.0
+        longest = 0.0
+        of_longest = self.cycles[0]
         for i in range(len(tiles)):
             rows = queries[i] * self.kernel.rows_of_query
             # The last tile, which is the first here, has what others leave.
@@ -619,6 +625,9 @@ class ForwardEstimate:
                 is_short = seen.by_all < self.ts_kv and num_splits == 1
                 of_tile = self._short_cycles(cycles, seen.passed) if is_short else cycles
                 size = self.cycles_of_place + of_tile.of_workgroup(shared, keys)
+                if size > longest:
+                    longest = size
+                    of_longest = of_tile
                 of_tiles.append(size)
                 sizes.append(size)
                 passed += keys
@@ -632,13 +641,16 @@ class ForwardEstimate:
         if self.kernel.is_shared:
             of_all = self.cycles[len(self.cycles) - 1]
             tile = self.ts_kv * of_all.of_row[shared - 1]
+            # With rows for one wave about half as much is added.
+            half = self.ts_qo / 2
+            columns = self.call.hdim_v * (of_longest.rows + half) / (of_all.rows + half)
             work = SharedWork(
                 workgroups / len(sizes) * _total(sizes),
-                max(sizes),
+                longest,
                 _LEAST_SHARE_TILES * tile,
-                of_all.once[shared - 1],
+                of_longest.once[shared - 1],
                 tile,
-                self.call.hdim_v,
+                columns,
             )
             launch = machine.cycles_of_shares(work, shared)
         else:

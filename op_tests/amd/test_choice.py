@@ -265,15 +265,23 @@ def test_the_lengths_that_are_assumed(batch):
             assert min(shares) >= 0
 
 
-@pytest.mark.parametrize("longest", [4, 5, 8])
+@pytest.mark.parametrize("longest", [4, 5, 8, 16])
 def test_chunks_that_are_assumed_beside_decoding(longest):
-    """As many as have all queries, in the middle of prompts whose mean is known."""
+    """As many as have all queries, in the middle of prompts whose mean is known.
+
+    Or those with most queries have most keys, unless they are one for all of them.
+    """
     tensors, options = packed([64] * 8, 64)
-    (told,) = lengths_of(
+    *by_rank, told = lengths_of(
         make_problem(Arguments.of(*tensors, options))._replace(unevenness=(longest, 2))
     )
-    of_chunk = (longest + 0.5) / 2
+    of_chunk = min((longest + 0.5) / 2, 8)
     chunks = ceil(8 / of_chunk)
+    assert len(by_rank) == (chunks > 1)
+    for each in by_rank:
+        assert list(each.queries) == sorted(each.queries, reverse=True)
+        assert each.queries[0] == told.queries[0] == of_chunk
+        assert each.keys == pytest.approx([1.0] * 8)
     assert sum(told.queries) == sum(told.keys) == pytest.approx(8)
     assert told.queries[: chunks - 1] == pytest.approx([of_chunk] * (chunks - 1))
     assert max(told.queries[chunks:]) == 0

@@ -47,6 +47,11 @@ _LEAST_OF_UNITS = 0.4  # where fewer have a workgroup, its keys have to be split
 # Fewer key tiles for a split would leave each wave of a workgroup less than two.
 _LEAST_STREAMED_TILES = 8
 _MOST_ROUNDS = 3  # of workgroups that the GPU runs at a time
+# More splits than are enough, among which some leave all waves as many tiles.
+_MORE = 8
+# Of what HBM takes for a tile that waves take, by the cost model, which some waves have and others
+# not: mostly these bring their last tiles meanwhile. Of 8 to 32 of 128 and 256 tiles 0.08 to 0.12.
+_OF_UNEVEN_TILES = 0.1
 # The splits that waves of the decode kernels combine at once, of narrow rows (kMostAtOnce in
 # csrc_templates/amd/decode_fwd.hip.in).
 _COMBINED_AT_ONCE = 64
@@ -166,6 +171,7 @@ class StreamedSplits:
 
     Attributes:
         rows_of_query: query heads that are rows of the same tiles.
+        waves: of a workgroup, which have its tiles of keys in turn.
         tile_bytes: of a tile of keys and its values.
         streamed: bytes a second that HBM gives the GPU.
         enough: workgroups without which HBM is idle.
@@ -174,6 +180,7 @@ class StreamedSplits:
 
     key_split: KeySplit
     rows_of_query: int
+    waves: int
     tile_bytes: int
     streamed: float
     enough: float
@@ -196,7 +203,15 @@ class StreamedSplits:
         is_wide = min(keys.hdim_q, keys.hdim_v) >= WIDE_HDIM and keys.page_rows == 0
         most_unsplit = _MOST_OF_WIDE_ROWS[arch] if is_wide and keys.number_bytes > 1 else most
         enough_unsplit = streamed / most_unsplit
-        return cls(key_split, rows_of_query, tile_bytes, streamed, streamed / most, enough_unsplit)
+        return cls(
+            key_split,
+            rows_of_query,
+            waves,
+            tile_bytes,
+            streamed,
+            streamed / most,
+            enough_unsplit,
+        )
 
     def splits(self, seqlen_q: int, tiles: int) -> Splits:
         """Choose the number with which the last workgroup ends first, and its part is combined."""
@@ -212,12 +227,12 @@ class StreamedSplits:
             return ONE_SPLIT
         num_splits = 1
         least = self.seconds(seqlen_q, counted, 1)
-        for i in range(2 + _MOST_ROUNDS):
+        for i in range(1 + _MOST_ROUNDS + _MORE):
             count = _COMBINED_AT_ONCE
-            if i == 0:
-                count = enough
-            if i >= 2:
-                count = max((i - 1) * split.slots // workgroups, 1)
+            if i > _MOST_ROUNDS:
+                count = enough + i - _MOST_ROUNDS - 1
+            elif i > 0:
+                count = max(i * split.slots // workgroups, 1)
             count = min(count, most)
             seconds = self.seconds(seqlen_q, counted, count)
             if seconds < least:
@@ -242,8 +257,11 @@ class StreamedSplits:
         rest = count - rounds * split.slots
         least = (self.enough if num_splits > 1 else self.enough_unsplit) * row_tiles
         busy = rounds * split.slots + (max(rest, least) if rest > 0 else 0)
-        bytes_of_all = split.sequences * tiles * self.tile_bytes
-        streamed = bytes_of_all / self.streamed * busy / count
+        seconds_of_tile = split.sequences * self.tile_bytes / self.streamed
+        of_split = -(-tiles // num_splits)
+        of_wave = -(-of_split // self.waves)
+        uneven = of_wave * self.waves * num_splits - tiles
+        streamed = seconds_of_tile * (tiles * busy / count + uneven * _OF_UNEVEN_TILES)
         return streamed + self.combine_seconds(seqlen_q, num_splits)
 
     def combine_seconds(self, seqlen_q: int, num_splits: int) -> float:
