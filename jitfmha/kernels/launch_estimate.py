@@ -608,6 +608,7 @@ class ForwardEstimate:
         passed = 0.0
         looped = 0.0
         products = 0.0
+        every = 0.0
         longest = 0.0
         of_longest = self.cycles[0]
         for i in range(len(tiles)):
@@ -620,6 +621,7 @@ class ForwardEstimate:
                 queries[i], round(lengths.keys[i] * seqlen_k), tiles[i], step
             )
             of_tiles: list[float] = []
+            looked_at_for = tiles[i] / len(counts)
             for seen in counts:
                 keys = seen.passed / num_splits
                 is_short = seen.by_all < self.ts_kv and num_splits == 1
@@ -630,10 +632,11 @@ class ForwardEstimate:
                     of_longest = of_tile
                 of_tiles.append(size)
                 sizes.append(size)
-                passed += keys
-                looped += keys * of_tile.of_row[shared - 1]
+                every += looked_at_for * size
+                passed += looked_at_for * keys
+                looped += looked_at_for * keys * of_tile.of_row[shared - 1]
                 left_out = self.left_out * (seen.by_any - seen.by_all) / num_splits
-                products += (keys - left_out) * cycles.rows
+                products += looked_at_for * (keys - left_out) * cycles.rows
                 cycles = of_others
             of_sequences.append(of_tiles)
         workgroups = -(-self.lines * every_tile * num_splits // len(tiles))
@@ -645,7 +648,7 @@ class ForwardEstimate:
             half = self.ts_qo / 2
             columns = self.call.hdim_v * (of_longest.rows + half) / (of_all.rows + half)
             work = SharedWork(
-                workgroups / len(sizes) * _total(sizes),
+                workgroups / every_tile * every,
                 longest,
                 _LEAST_SHARE_TILES * tile,
                 of_longest.once[shared - 1],
@@ -657,15 +660,15 @@ class ForwardEstimate:
             launch = self._cycles_in_order(
                 of_sequences, sizes, tiles, workgroups, num_splits, shared
             )
-        products *= workgroups / len(sizes) * self.products_of_key
+        products *= workgroups / every_tile * self.products_of_key
         compute = machine.seconds_of(launch, products)
         key_bytes = 1.0 * seqlen_k * self.key_bytes
-        begun = self._begun_bytes(workgroups, passed / len(sizes), key_bytes)
+        begun = self._begun_bytes(workgroups, passed / every_tile, key_bytes)
         moved = Moved(seqlen_q * self.query_bytes + begun, key_bytes - begun)
         waited = 0.0
         if looped > 0 and self._has_one_tile_on_its_way():
             of_row = self._cycles_of(self.ts_qo).of_row[shared - 1]
-            waited = machine.waits(compute * looped / _total(sizes), of_row, moved, shared)
+            waited = machine.waits(compute * looped / every, of_row, moved, shared)
         return machine.overlapped(compute, moved, waited)
 
     def _begun_bytes(self, workgroups: int, keys: float, key_bytes: float) -> float:

@@ -344,6 +344,27 @@ def test_shares_of_persistent_workgroups():
     assert cycles(608 * 6000.0, 608 * 6000.0) == 6110 + 4 * of_four + of_three
 
 
+def test_all_tiles_of_listed_work_count_though_some_are_looked_at():
+    """One sequence has 64 tiles of few keys, and 32 have one of many."""
+    q = torch.empty(8192 + 32 * 128, 2, 128, dtype=torch.bfloat16, device="meta")
+    k = torch.empty(33 * 4096, 2, 128, dtype=torch.bfloat16, device="meta")
+    sums = {f"cu_seqlens_{x}": prefix_sums([1] * 33).to("meta") for x in "qk"}
+    told = {"max_seqlen_q": 8192, "max_seqlen_k": 4096}
+    plans: Any = [x.plan for x in explain(q, k, k, device="MI308X", **sums, **told).estimates]
+    (plan,) = [x for x in plans if getattr(getattr(x, "traits", None), "lists_work", False)]
+    row, slices = plan.traits.row(), plan.traits.slices
+    estimate = forward_estimate(plan.problem, plan.target, "compiled", row, slices, is_shared=True)
+    rows, tiles = (8192 + 32 * 128) // 33, [64.0] + [1.0] * 32
+
+    def seconds(keys: list[float]) -> float:
+        queries = [(128 * n - 1) / (rows - 1) for n in tiles]
+        return estimate.seconds_of(Lengths(queries, keys, 1.0), rows, 1024, 1)
+
+    # As much work as where all of the 96 tiles have as many keys.
+    of_few = (96 - 32 * 2) / 64
+    assert seconds([of_few] + [2.0] * 32) == pytest.approx(seconds([1.0] * 33), rel=0.05)
+
+
 def test_the_least_share_is_that_of_the_kernels():
     header = (templates_dir() / "amd/work_list.h").read_text(encoding="utf-8")
     assert f"kLeastShareTiles = {launch_estimate._LEAST_SHARE_TILES}," in header
