@@ -400,6 +400,26 @@ def test_written_caches_are_another_version(rng):
                 each.backward()
 
 
+def test_known_calls_refuse_shared_memory(rng):
+    """Of tensors that lie as those before, which were apart."""
+    q, k, v = (torch.randn(1, 1, 2, 16, generator=rng) for _ in range(3))
+    k_cache, v_cache = torch.zeros(2, 1, 8, 2, 16)
+    lengths = torch.tensor([3], dtype=torch.int32)
+    for _ in range(2):
+        flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=lengths)
+    before, version = k_cache.clone(), k_cache._version
+    within = k_cache.flatten()[96:128].view(k.shape)
+    for tensors, other in (
+        ((k_cache, k_cache, k, v), "v_cache"),
+        ((k_cache, v_cache, within, v), "k"),
+        ((k_cache, v_cache, k, within), "v"),
+    ):
+        with pytest.raises(ValueError, match=f"k_cache is written and shares memory with {other};"):
+            flash_attn_with_kvcache(q, *tensors, cache_seqlens=lengths)
+    assert torch.equal(k_cache, before)
+    assert k_cache._version == version
+
+
 def test_new_keys_are_rounded_to_eight_bits(rng, poisoned_memory):
     """By scales that are powers of two, which leaves rounding alone."""
     q, k, v = (torch.randn(2, 3, 2, 32, generator=rng).bfloat16() for _ in range(3))
