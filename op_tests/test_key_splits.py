@@ -121,13 +121,15 @@ def test_parts(rng, seqlen_q):
     assert torch.equal(out, fmha_fwd(q, k, v, num_splits=2))
     assert out_accum.dtype == lse_accum.dtype == torch.float32
     assert out_accum.shape == (2, 2, 6, seqlen_q, 64)
-    # Four tiles of 128 or of 132 keys, as the instruction set has it.
-    errors = []
-    for first in (512, 528):
-        for n, keys in enumerate((slice(0, first), slice(first, None))):
-            expected, _ = attention(q, k[:, keys], v[:, keys])
-            errors.append((out_accum[n].transpose(1, 2) - expected).abs().max().item())
-    assert min(max(errors[:2]), max(errors[2:])) < 1e-5
+    # How long tiles are depends on the processor: without queries a part is the mean of its values.
+    numbers = torch.arange(1000.0).view(1, -1, 1, 1).expand_as(v).contiguous()
+    first = round(2 * mha_fwd_splitkv(torch.zeros_like(q), k, numbers, 2)[2][0].mean().item()) + 1
+    assert 0 < first < 1000
+    for n, keys in enumerate((slice(0, first), slice(first, None))):
+        expected, _ = attention(q, k[:, keys], v[:, keys])
+        torch.testing.assert_close(
+            out_accum[n].transpose(1, 2).double(), expected, atol=1e-5, rtol=0
+        )
     combined, combined_lse = flash_attn_combine(
         out_accum.transpose(2, 3), lse_accum.transpose(2, 3)
     )
