@@ -22,7 +22,7 @@ from ..problem.arguments import (
 )
 from ..problem.checks import check_last_dimension, check_layout, not_a_tensor
 from ..problem.dtypes import out_dtype_of
-from ..problem.memory import may_overlap, overlaps_itself, write_zeros
+from ..problem.memory import overlaps_itself, refuse_shared_rooms, write_zeros
 from ..problem.packed_rows import sequences_of_rows
 from ..problem.problem import GradientStrides, Problem, check_cu_seqlens_values, make_problem
 from .detection import target_of
@@ -248,7 +248,7 @@ def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results
     q, k, v, _, _, _, _, out, cu_seqlens, _, descales, modifiers, dropout, _ = forward
     are_given = not (dq is dk is dv is None)
     if are_given:
-        _refuse_shared_memory(arguments)
+        refuse_shared_rooms(*arguments.inputs(), **{name: x for name, x, _ in arguments.outputs()})
     if are_given or not prepared.are_rows_dense:
         new_dq, new_dk, new_dv = new_gradients(arguments)
     else:
@@ -390,14 +390,3 @@ def _new_like(x: Tensor) -> Tensor:
     if fresh.shape[-1] > 1 and fresh.stride(-1) != 1:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
     return fresh
-
-
-def _refuse_shared_memory(arguments: BackwardArguments) -> None:
-    written: list[tuple[str, Tensor]] = []
-    for name, x, _ in arguments.outputs():
-        if x is None:
-            continue
-        for other, y in (*arguments.inputs(), *written):
-            if y is not None and may_overlap(x, y):
-                raise ValueError(f"{name} shares memory with {other}; give it memory of its own")
-        written.append((name, x))

@@ -277,7 +277,7 @@ class SharedWork(NamedTuple):
         least: of a share.
         once: of a part of a block, beside its keys.
         tile: of a tile of keys.
-        columns: of the output, of rows for all waves.
+        columns: of the output; fewer where some waves have no rows.
     """
 
     every: float

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -84,16 +83,19 @@ def may_overlap(a: Tensor, b: Tensor) -> bool:
     return _reachable(distance - low, sorted(terms.items(), reverse=True))
 
 
-def refuse_shared_rooms(**rooms: object) -> None:
-    """Raise ``ValueError`` where two of what is written share memory, as far as they have some."""
-    given = [
-        (name, x)
-        for name, x in rooms.items()
-        if isinstance(x, Tensor) and x.layout is torch.strided and not is_watched(x, x, x)
-    ]
-    for (name, x), (other, y) in combinations(given, 2):
-        if may_overlap(x, y):
-            raise ValueError(f"{other} shares memory with {name}; give it memory of its own")
+def refuse_shared_rooms(*read: tuple[str, Tensor | None], **written: object) -> None:
+    """Raise ``ValueError`` where what is written shares memory with what is read, or among itself.
+
+    As far as it has some: None and what a mode or a transform stands for do not.
+    """
+    before = list(read)
+    for name, x in written.items():
+        if not isinstance(x, Tensor) or x.layout is not torch.strided or is_watched(x, x, x):
+            continue
+        for other, y in before:
+            if y is not None and may_overlap(x, y):
+                raise ValueError(f"{name} shares memory with {other}; give it memory of its own")
+        before.append((name, x))
 
 
 def _bytes(x: Tensor) -> Tensor:
@@ -105,6 +107,9 @@ def _bytes(x: Tensor) -> Tensor:
         (*x.shape, x.element_size()),
         (*strides, 1),
     )
+
+
+_MOST_DISTANCES = 256  # between two tensors, of which is kept whether they share memory
 
 
 class Apart:
@@ -138,9 +143,6 @@ class Apart:
                 self._found.clear()
             self._found[key] = a is not None and b is not None and may_overlap(a, b)
         return self._found[key]
-
-
-_MOST_DISTANCES = 256
 
 
 def overlaps_itself(x: Tensor) -> bool:

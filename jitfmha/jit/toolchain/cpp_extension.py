@@ -6,7 +6,7 @@
   against what a shell leaves alone; the compiler is called through a script.
 * It loads what it built, from where it built it. As a "standalone" target it does not: the process
   only ever maps the published and checked file.
-* Its import takes half a second, so compilers are started before (head_start.py).
+* Compilers are started before its import, which takes long (head_start.py).
 """
 
 from __future__ import annotations

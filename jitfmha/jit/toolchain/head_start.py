@@ -1,8 +1,8 @@
-"""Compiles while `torch.utils.cpp_extension` is imported, which takes as long as half of that.
+"""Compiles while `torch.utils.cpp_extension` is imported, which takes half a second.
 
-A ninja of its own compiles each source into a folder of the workspace. The compiler that
-cpp_extension is given takes objects from there. Where anything failed it compiles them all, as if
-nobody had begun, so that there is one way in which errors are reported.
+A ninja of its own compiles each source into a folder of the workspace, from where the compiler that
+cpp_extension is given takes the objects. Where one failed it compiles them all, as if nobody had
+begun, so that there is one way in which errors are reported.
 """
 
 from __future__ import annotations
