@@ -77,10 +77,11 @@ SIGNATURES = {
         f"q, k, v, dropout_p=0.0, softmax_scale=None, {_MODELS.format(True)}, cu_seqlens_q=None, "
         "cu_seqlens_kv=None, sink_ptr=None, num_splits=0"
     ),
+    # vLLM passes by name what stands behind *.
     "aiter.flash_attn_varlen_func": (
         f"q, k, v, {_GROUPS}, min_seqlen_q=0, dropout_p=0.0, softmax_scale=None, "
         f"logits_soft_cap=0.0, {_MODELS.format(False)}, block_table=None, out=None, {_PADDED}, "
-        "sink_ptr=None"
+        f"sink_ptr=None, *, {_V3}"
     ),
     "aiter.flash_attn_fp8_pertensor_func": f"q, k, v, q_descale, k_descale, v_descale, {_FP8}",
     "aiter.flash_attn_varlen_fp8_pertensor_func": (
