@@ -1,5 +1,6 @@
 """Programs that tests start, and how they end."""
 
+import atexit
 import json
 import os
 import signal
@@ -91,13 +92,15 @@ def run_forked(
 @cache
 def _forking_python() -> subprocess.Popen[str]:
     """It ends with this process, which closes its stdin."""
-    return subprocess.Popen(
+    server = subprocess.Popen(
         [sys.executable, ROOT / "op_tests" / "forking_python.py"],
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+    atexit.register(server.communicate)
+    return server
 
 
 def _python_path() -> str:
