@@ -1,5 +1,6 @@
 """softmax, rms_norm and layer_norm against float64, on the CPU and on emulated GPUs."""
 
+import functools
 from collections.abc import Iterable
 
 import pytest
@@ -216,6 +217,16 @@ X = torch.zeros(3, 8)
 def test_refusals_name_the_argument_and_its_value(kind, options, error, text):
     with pytest.raises(error, match=text):
         getattr(jitfmha, kind)(**{"x": X, **options})
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "qk_norm_rope_cache"])
+def test_eps_that_equals_that_of_a_known_call(name):
+    """A flag equals 1, which is an eps."""
+    options = {"q_weight": X[0]} if name == "qk_norm_rope_cache" else {}
+    function = functools.partial(getattr(jitfmha, name), X[None], **options)
+    function(eps=1)
+    with pytest.raises(TypeError, match=r"eps must be a float, got bool \(True\)"):
+        function(eps=True)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "layer_norm"])

@@ -24,7 +24,9 @@ def keeps_calls(kept: str, tensors: int) -> Callable[[Prepare[Arguments]], Prepa
             target = TARGET_HERE.get()
             calls = (CALLS_HERE if target is None else target.calls)[kept]
             try:
-                key: list[object] = [arguments[behind]]
+                options = arguments[behind]
+                # 1, 1.0 and True are one key, but not all of them are valid.
+                key: list[object] = [options, *[x.__class__ for x in options]]
                 for x in arguments[first]:
                     key.append(  # noqa: PERF401 - with a list of tuples a call takes 0.2 us longer
                         None if x is None else (x.shape, x.stride(), x.dtype, x.is_cpu or x.device)
