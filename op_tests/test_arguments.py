@@ -4,6 +4,7 @@ import functools
 import math
 import re
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -140,6 +141,58 @@ def test_out_shares_memory(rng, name):
     with pytest.raises(ValueError, match=f"out shares memory with {name}"):
         fmha_fwd(**named, out=flat[64 : 64 + buffer[0].numel()].view(buffer[0].shape))
     fmha_fwd(**named, out=buffer[1])
+
+
+READ = {
+    "cu_seqlens_q": torch.tensor([0, 3, 5]).int(),
+    "cu_seqlens_k": torch.tensor([0, 9, 13]).int(),
+    "cu_seqlens_q_padded": torch.tensor([0, 4, 7]).int(),
+    **{f"{name}_descale": torch.ones(1) for name in "qkvp"},
+    "bias": torch.zeros(2, 7, 9),
+    "alibi_slopes": torch.zeros(2),
+    "sink": torch.zeros(2),
+    "rng_state": torch.ones(2, dtype=torch.int64),
+}
+PAGES = {
+    "block_table": {"block_table": torch.tensor([[0, 1, 2], [3, 4, 0]]).int()},
+    "lists": {
+        "block_table": torch.tensor([0, 1, 2, 3, 4]).int(),
+        "cu_seqlens_k_padded": torch.tensor([0, 3, 5]).int(),
+    },
+}
+
+
+@pytest.mark.parametrize("pages", PAGES)
+def test_out_shares_memory_with_what_is_beside_q_k_and_v(pages):
+    """In a call whose tensors lie as those before, which were apart; one kernel serves all."""
+    named = {"q": torch.zeros(7, 2, 8), "k": torch.zeros(5, 4, 1, 8), "v": torch.zeros(5, 4, 1, 8)}
+    call = {name: x.to(torch.int8) for name, x in named.items()} | READ | PAGES[pages]
+    call |= {"dropout_p": 0.5, "max_seqlen_k": 9}
+    memory = torch.zeros(4096, dtype=torch.uint8)
+    out = memory[2048:2272].view(torch.bfloat16).view(7, 2, 8)
+    fmha_fwd(**call, out=out)
+    for name in (*READ, *PAGES[pages]):
+        x = call[name]
+
+        def ends_at(end: int, x: Tensor = x) -> Tensor:
+            return memory[end - x.nbytes : end].view(x.dtype).view(x.shape).copy_(x)
+
+        fmha_fwd(**call | {name: ends_at(2048)}, out=out)
+        with pytest.raises(ValueError, match=f"^out shares memory with {name};"):
+            fmha_fwd(**call | {name: ends_at(2048 + x.element_size())}, out=out)
+
+
+def test_out_shares_memory_with_lists_of_any_length():
+    """Which are no part of what a call is known by."""
+    q, k = torch.zeros(7, 2, 8, dtype=torch.int8), torch.zeros(5, 4, 1, 8, dtype=torch.int8)
+    memory = torch.zeros(4096, dtype=torch.uint8)
+    out = memory[2048:2272].view(torch.bfloat16).view(7, 2, 8)
+    named = READ | PAGES["lists"] | {"dropout_p": 0.5, "max_seqlen_k": 9, "out": out}
+    for length in (5, 9):
+        lists = memory[2048 - 4 * 5 :][: 4 * length].view(torch.int32)
+        context = pytest.raises(ValueError, match="out shares memory with block_table")
+        with context if length > 5 else nullcontext():
+            fmha_fwd(q, k, k, **named | {"block_table": lists})
 
 
 def test_out_interleaved_with_q_is_served(rng):

@@ -383,6 +383,8 @@ def test_shared_memory_is_refused(rng):
         with pytest.raises(ValueError, match=f"{name} shares memory with {other}"):
             fmha_bwd(out.clone(), q, k, v, out, lse, **{name: x})
     both = torch.empty_like(k)
+    with pytest.raises(ValueError, match="dv shares memory with sink"):
+        fmha_bwd(out.clone(), q, k, v, out, lse, dv=both, sink=both[0, 0, :, 0])
     with pytest.raises(ValueError, match="dv shares memory with dk"):
         fmha_bwd(out.clone(), q, k, v, out, lse, dk=both, dv=both)
     sink = {"sink": torch.zeros(q.shape[2]), "dsink": both.flatten()[: q.shape[2]]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -418,6 +419,26 @@ def test_known_calls_refuse_shared_memory(rng):
             flash_attn_with_kvcache(q, *tensors, cache_seqlens=lengths)
     assert torch.equal(k_cache, before)
     assert k_cache._version == version
+
+
+def test_caches_that_are_written_are_nothing_else(rng):
+    """Whatever else is read may not lie in them, in a first call and in a known one."""
+    q, k, v = (torch.randn(2, 1, 2, 16, generator=rng) for _ in range(3))
+    cos, sin = torch.randn(2, 8, 4, generator=rng)
+    plain = {"q": q, "cache_seqlens": torch.tensor([3, 5]).int()}
+    rotated = plain | {"rotary_cos": cos, "rotary_sin": sin}
+    moved = plain | {"cache_batch_idx": torch.tensor([1, 0]).int()}
+    padded = plain | {"cache_leftpad": torch.tensor([1, 2]).int()}
+    pages = plain | {"block_table": torch.tensor([[0], [1]]).int()}
+    for call in (plain, rotated, moved, padded, pages):
+        caches = {"k_cache": torch.zeros(2, 8, 2, 16), "v_cache": torch.zeros(2, 8, 2, 16)}
+        for _ in range(2):
+            for (to, cache), name in itertools.product(caches.items(), call):
+                x = call[name]
+                within = cache.view(x.dtype).flatten()[7:][: x.numel()].view(x.shape).copy_(x)
+                with pytest.raises(ValueError, match=f"{to} is written and .* with {name};"):
+                    flash_attn_with_kvcache(k=k, v=v, **call | caches | {name: within})
+            flash_attn_with_kvcache(k=k, v=v, **call, **caches)
 
 
 def test_new_keys_are_rounded_to_eight_bits(rng, poisoned_memory):

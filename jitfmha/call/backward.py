@@ -29,8 +29,6 @@ from .detection import target_of
 from .dispatch import plan_for
 from .run import described, key_of
 
-_READ = ("dout", "q", "k", "v", "out", "lse", "dlse")
-
 
 class BackwardArguments(NamedTuple):
     """What a backward pass reads, and where it shall write.
@@ -58,11 +56,10 @@ class BackwardArguments(NamedTuple):
     deterministic: bool | None = None
     atomic_fp32: bool | None = None
 
-    def inputs(self) -> tuple[tuple[str, Tensor | None], ...]:
+    def inputs(self) -> list[tuple[str, Tensor]]:
         """The tensors that are read, under the names of the arguments."""
-        q, k, v = self.forward[:3]
-        read = self.dout, q, k, v, self.forward.out, self.lse, self.dlse
-        return tuple(zip(_READ, read, strict=True))
+        read = {"dout": self.dout, **self.forward.flattened(), "lse": self.lse, "dlse": self.dlse}
+        return [(name, x) for name, x in read.items() if isinstance(x, Tensor)]
 
     @property
     def must_be_deterministic(self) -> bool:

@@ -139,7 +139,7 @@ def fmha_fwd(
         return_lse: also return the log-sum-exp of the scaled scores.
         out: where to write the result: the shape of q with hdim_v last, q's dtype (for 8 bits
             bfloat16, float16 or float32; a new one is bfloat16), any strides with a contiguous last
-            dimension, no memory shared with q, k, v or itself.
+            dimension, no memory shared with another argument or itself.
         cu_seqlens_q, cu_seqlens_k: int32 ``(b + 1,)``, the prefix sums of the lengths, from 0.
         max_seqlen_q, max_seqlen_k: the longest lengths, optional. A GPU does not check them: there
             queries from max_seqlen_q up are not computed, and giving it saves empty workgroups.

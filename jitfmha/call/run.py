@@ -8,7 +8,7 @@ alone, and gets a launch of the kernel that the kind has.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -60,8 +60,8 @@ class PreparedCall:
             size: allocating such an output is quicker.
         wants_huge_pages: whether a new output does.
         lse_layout: shape and strides of the lse; None where it is not asked for.
-        spans: of q, k, v and ``out`` the bytes from the first to behind the last element, where
-            ``out`` is given.
+        spans: where ``out`` is given, the bytes from the first to behind the last element, of it
+            and of each of ``_read``; 0 of what is no tensor.
         has_gradients: whether it is known that backward is served, too.
     """
 
@@ -72,7 +72,7 @@ class PreparedCall:
     out_is_like_q: bool
     wants_huge_pages: bool
     lse_layout: tuple[tuple[int, ...], tuple[int, ...]] | None
-    spans: tuple[int, ...]
+    spans: Sequence[float]
     has_gradients: bool = False
 
 
@@ -120,10 +120,12 @@ class CallKind:
             launch = plans[0].launch_for(sizes)
         else:
             launch = self._launch_for(sizes)
-        spans: tuple[int, ...] = ()
+        spans: list[float] = []
         if arguments.out is not None:
-            tensors = arguments.q, arguments.k, arguments.v, arguments.out
-            spans = tuple([extent(x)[1] for x in tensors if x is not None])
+            tensors, keys = (arguments.out, *_read(arguments)), arguments.keys
+            spans = [extent(x)[1] if isinstance(x, Tensor) else 0 for x in tensors]
+            if keys is not None and keys.block_table is not None and are_lists(keys.block_table):
+                spans[-1] = inf  # the key of a call leaves out how long lists are
         return PreparedCall(
             self,
             launch,
@@ -258,7 +260,7 @@ def run_prepared(
             if prepared.wants_huge_pages:
                 request_huge_pages(out)
     else:
-        _refuse_shared_memory(out, q, k, v, prepared.spans)
+        _refuse_shared_memory(out, arguments, prepared.spans)
     lse = None
     if prepared.lse_layout is not None:
         lse = kind.float32.new_empty_strided(*prepared.lse_layout)
@@ -507,12 +509,30 @@ def _kind_and_sizes(key: Any, arguments: Arguments) -> tuple[Hashable, PlainSize
     return kind_key, (seqlen_q, seqlen_k, strides_q, strides_k, strides_v, strides_out)
 
 
-def _refuse_shared_memory(
-    out: Tensor, q: Tensor, k: Tensor, v: Tensor, spans: tuple[int, ...]
-) -> None:
+def _read(arguments: Arguments) -> list[Any]:
+    """The tensors that a call reads, among numbers and None."""
+    q, k, v, _, _, _, _, _, cu_seqlens, _, descales, modifiers, dropout, keys = arguments
+    read: list[Any] = [q, k, v]
+    if cu_seqlens is not None:
+        read += cu_seqlens[:4]
+    if descales is not None:
+        read += descales
+    if modifiers is not None:
+        read += modifiers
+    if dropout is not None:
+        read.append(dropout.rng_state)
+    if keys is not None:
+        read.append(keys.block_table)
+    return read
+
+
+def _refuse_shared_memory(out: Tensor, arguments: Arguments, spans: Sequence[float]) -> None:
     start = out.data_ptr()
-    end = start + spans[3]
-    for name, x, span in (("q", q, spans[0]), ("k", k, spans[1]), ("v", v, spans[2])):
-        other = x.data_ptr()
-        if start < other + span and other < end and may_overlap(out, x):
-            raise ValueError(f"out shares memory with {name}; give it memory of its own")
+    end = start + spans[0]
+    for x, span in zip(_read(arguments), spans[1:], strict=True):
+        if span:
+            other = x.data_ptr()
+            if start < other + span and other < end and may_overlap(out, x):
+                flat = arguments.flattened().items()
+                name = next(name for name, y in flat if y is x)
+                raise ValueError(f"out shares memory with {name}; give it memory of its own")

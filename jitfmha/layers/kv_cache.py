@@ -34,6 +34,7 @@ from ..problem.checks import (
     with_clear_errors,
 )
 from ..problem.mask import OPEN_WINDOW
+from ..problem.memory import Apart
 from ..problem.packed_pages import DIMENSIONS as PACKED_DIMENSIONS
 from ..problem.packed_pages import are_packed, check_packed_shape, shape_of_keys, shape_of_values
 from ..problem.problem import make_problem
@@ -97,8 +98,8 @@ def flash_attn_with_kvcache(
         k, v: ``(b, s_new, hk, hdim)`` and ``(b, s_new, hk, hdim_v)`` of the caches' dtype, written
             into these behind the ``cache_seqlens`` keys of each sequence, in place. Both or none.
             Beside caches of e4m3 or int8 they may have more bits: they are divided by k_descale and
-            v_descale, of the shape ``(1,)`` or ``(hk,)``, and rounded. What may share memory with
-            the caches, or these with each other, says :func:`jitfmha.qk_norm_rope_cache`.
+            v_descale, of the shape ``(1,)`` or ``(hk,)``, and rounded. Then no argument shares
+            memory with the caches; what these may share says :func:`jitfmha.qk_norm_rope_cache`.
         rotary_cos, rotary_sin: ``(seqlen_ro, rotary_dim / 2)`` in q's dtype: k is rotated by the
             rows from ``cache_seqlens`` on before it is written. So is q, where there is a causal
             mask or a window; else every query by the row ``cache_seqlens``. They need k and v.
@@ -222,6 +223,15 @@ class _Call(NamedTuple):
         return torch.full(self.q.shape[:1], keys, dtype=torch.int32, device=self.k_cache.device)
 
 
+# What must share no memory with caches that are written, and is not checked where they are.
+_APART = [
+    (_Call._fields.index(cache), at)
+    for cache in ("k_cache", "v_cache")
+    for at, name in enumerate(_Call._fields)
+    if name == "q" or name not in HeadArguments._fields
+]
+
+
 class _WhereKeysLie(NamedTuple):
     """Keys, values and their scales as ``fmha_fwd`` takes them: rows and ``starts``, or pages."""
 
@@ -263,6 +273,7 @@ class _Step:
         self._is_served = self._is_kept = self._reads_addresses = False
         self._prepared: PreparedCall | None = None
         self._writes: dict[bool, Run] = {}
+        self._apart: Apart | None = None
 
     def __call__(self, call: _Call, length: int | None) -> Tensor | tuple[Tensor, Tensor]:
         sums = self._sums_of_keys(call, length)
@@ -272,6 +283,7 @@ class _Step:
                 # What is refused changes no cache.
                 _refuse_unserved(self._arguments(call, q, sums))
                 self._is_served = True
+            self._refuse_shared(call)
             q = self._append(call, length)
         arguments = self._arguments(call, q, sums)
         lse = None
@@ -287,6 +299,15 @@ class _Step:
         if lse is None:
             return out
         return out, lse.view(self._heads_q, self._batch, self._seqlen_q).transpose(0, 1)
+
+    def _refuse_shared(self, call: _Call) -> None:
+        """Raise ``ValueError`` where a cache that is written has what attention reads."""
+        if self._apart is None:
+            return
+        pointers = [0 if x is None else x.data_ptr() for x in call]
+        for pair in self._apart.shared(call, pointers):
+            cache, other = (_Call._fields[at] for at in pair)
+            raise ValueError(f"{cache} is written and shares memory with {other}; give it its own")
 
     def _arguments(self, call: _Call, q: Tensor, sums: Tensor) -> Arguments:
         """Those of ``fmha_fwd``; of a prepared call the tensors may lie as they are given."""
@@ -467,6 +488,8 @@ def _kept_step(given: tuple[Any, ...]) -> _Step:
     *tensors, choices = given
     call = _Call(*tensors)
     step = _Step(call, choices)
+    if call.k is not None:
+        step._apart = Apart(call, _APART)
     # Where keys have to be skipped the rows are others in each call.
     step._is_kept = call.cache_leftpad is None or not step._can_read
     # A CPU kernel takes of the tensors where they are, so that they need no views as rows.

@@ -83,7 +83,7 @@ def may_overlap(a: Tensor, b: Tensor) -> bool:
     return _reachable(distance - low, sorted(terms.items(), reverse=True))
 
 
-def refuse_shared_rooms(*read: tuple[str, Tensor | None], **written: object) -> None:
+def refuse_shared_rooms(*read: tuple[str, Tensor], **written: object) -> None:
     """Raise ``ValueError`` where what is written shares memory with what is read, or among itself.
 
     As far as it has some: None and what a mode or a transform stands for do not.
@@ -93,7 +93,7 @@ def refuse_shared_rooms(*read: tuple[str, Tensor | None], **written: object) -> 
         if not isinstance(x, Tensor) or x.layout is not torch.strided or is_watched(x, x, x):
             continue
         for other, y in before:
-            if y is not None and may_overlap(x, y):
+            if may_overlap(x, y):
                 raise ValueError(f"{name} shares memory with {other}; give it memory of its own")
         before.append((name, x))
 

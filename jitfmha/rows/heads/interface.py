@@ -68,8 +68,8 @@ def qk_norm_rope_cache(
             the largest number, and NaN in int8 0.
         inplace: write q and k where they are.
 
-    What is written shares no memory with q, k and v, nor with what else is written, but for caches
-    of a latent: v_cache may be the first columns of k_cache, where v are those of k.
+    What is written shares no memory with another argument, but for caches of a latent: v_cache may
+    be the first columns of k_cache, where v are those of k.
 
     Vectors and tables may have any strides; what does not lie in rows is copied.
 

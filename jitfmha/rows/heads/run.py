@@ -120,7 +120,7 @@ _WRITTEN = [HeadArguments._fields.index(name) for name in ("q_out", "k_out", "k_
 _APART = [
     (to, other)
     for at, to in enumerate(_WRITTEN)
-    for other in (0, 1, 2, *_WRITTEN[at + 1 :])
+    for other in (*(each for each in range(N_TENSORS) if each not in _WRITTEN), *_WRITTEN[at + 1 :])
     if HeadArguments._fields[to] != f"{HeadArguments._fields[other]}_out"
 ]
 
