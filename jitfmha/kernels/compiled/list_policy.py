@@ -104,12 +104,14 @@ def list_costs(
     every = cycles[len(cycles) - 1]
     shared = min(workgroups_of_unit, every.most_shared())
     once = few.once[shared - 1]
-    of_wave = (every.once[shared - 1] - once) / (tile_q // WAVE_ROWS - 1)
+    # Kernels divide by what a tile takes, and add up numbers without a sign.
+    of_wave = max((every.once[shared - 1] - once) / (tile_q // WAVE_ROWS - 1), 0.0)
     of_tile = few.of_row[shared - 1] * tile_k
-    wave_of_tile = (every.of_row[shared - 1] * tile_k - of_tile) / (tile_q // WAVE_ROWS - 1)
+    more_of_tile = every.of_row[shared - 1] * tile_k - of_tile
+    wave_of_tile = max(more_of_tile / (tile_q // WAVE_ROWS - 1), 0.0)
     return ListCosts(
-        round((once - of_wave + CYCLES_OF_LISTED) / _UNIT),
+        max(round((once - of_wave + CYCLES_OF_LISTED) / _UNIT), 0),
         round(of_wave / _UNIT),
-        round((of_tile - wave_of_tile) / _UNIT),
+        max(round((of_tile - wave_of_tile) / _UNIT), 1),
         round(wave_of_tile / _UNIT),
     )
