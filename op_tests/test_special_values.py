@@ -125,6 +125,20 @@ def test_infinite_values_are_passed_on(rng, dtype):
     assert (fmha_fwd(q, k, v) == torch.inf).all()
 
 
+def test_a_bias_of_minus_infinity_hides_no_nan(rng):
+    """As in torch, whose sum of both is NaN; a boolean bias hides it."""
+    q, k, v = random_qkv(rng, batch=1, seqlen_q=40, seqlen_k=70, hdim=24)
+    q, bias = q.abs(), torch.zeros(1, 2, 40, 70)
+    bias[..., 10:30, 7] = -torch.inf
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        k[:, 7] = bad
+        for each in (bias, bias == 0):
+            out, lse = fmha_fwd(q, k, v, bias=each, return_lse=True)
+            expected, expected_lse = attention(q, k, v, bias=each)
+            assert torch.equal(out.isnan(), expected.isnan())
+            assert torch.equal(lse.isnan(), expected_lse.isnan())
+
+
 def huge_bias(rng: torch.Generator, level: float, shape: tuple[int, ...]) -> Tensor:
     """Rows that are hidden by ``level`` in turn as a whole, but for half of the keys, but for keys
     at half of the level, with noise on it, and not at all.

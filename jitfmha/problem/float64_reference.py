@@ -119,7 +119,8 @@ def _scores(
     if bias is not None and bias.dtype == torch.bool:
         see = see & bias
     elif bias is not None:
-        see = see & (bias != -torch.inf)
+        # Of a score that is no number, or infinity, the sum is NaN.
+        see = see & ~((bias == -torch.inf) & (scores < torch.inf))
         scores = scores + bias.double()
     if slopes is not None:
         distance = _ahead(q.shape[1], k.shape[1]).abs().to(q.device)
