@@ -226,9 +226,10 @@ def test_what_goes_to_torch(rng, ours):
         {"attn_mask": torch.ones(1, 1, 1, 33, 49, dtype=torch.bool)},
         {"dropout_p": 1.5},
         {"scale": -1.0},
+        *({"is_causal": 1}, {"dropout_p": None}, {"scale": "1"}),
     )
     for options in odd:
-        with suppress(RuntimeError, IndexError):  # whatever torch says
+        with suppress(RuntimeError, IndexError, TypeError):  # whatever torch says
             F.scaled_dot_product_attention(q, k, v, **options)
         assert not sdpa.explain(q, k, v, **options).is_ours
     batched = torch.vmap(lambda q: F.scaled_dot_product_attention(q, k, v))(q[None])
@@ -309,6 +310,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "a negative scale": {"scale": -1.0},
     "dropout": {"dropout_p": 1.0},
     "no grouped heads": {"enable_gqa": False},
+    "a number for a flag": {"enable_gqa": 1},  # which torch refuses
     "the target": {"there": _elsewhere},
     "autocast": {"there": lambda: torch.autocast("cpu", torch.bfloat16)},
     "another backend": {"there": lambda: sdpa_kernel(SDPBackend.MATH)},

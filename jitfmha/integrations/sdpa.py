@@ -73,6 +73,14 @@ class Route(NamedTuple):
         return not self.reasons
 
 
+_TYPES: dict[str, tuple[type, ...]] = {
+    "dropout_p": (int, float),
+    "is_causal": (bool,),
+    "scale": (int, float, type(None)),
+    "enable_gqa": (bool,),
+}
+
+
 class _Call(NamedTuple):
     """The arguments of ``scaled_dot_product_attention``, by position or by name."""
 
@@ -236,6 +244,7 @@ class _Routing:
         others = () if attn_mask is None else (attn_mask,)
         is_plain = (
             dropout_p == 0
+            and type(is_causal) is type(enable_gqa) is bool
             and (scale is None or type(scale) is float)
             and not is_watched(query, key, value, *others)
             and not is_any_autocast_enabled()
@@ -291,6 +300,10 @@ def _options(call: _Call, translated: _Translated) -> dict[str, Any]:
 
 def _reason_of_surroundings(call: _Call) -> str | None:
     """Why torch serves a call whatever its sizes and options are; None where there is no reason."""
+    for name, types in _TYPES.items():
+        option = getattr(call, name)
+        if not isinstance(option, types):
+            return f"{name} is a {type(option).__name__}, which torch refuses or converts"
     tensors = [call.query, call.key, call.value]
     if call.attn_mask is not None:
         tensors.append(call.attn_mask)
