@@ -1,6 +1,7 @@
 """softmax, rms_norm and layer_norm on emulated GPUs, under the sanitizer, against float64."""
 
 from contextlib import nullcontext
+from itertools import product
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from test_rows_gradients import check_gradients
 
 import jitfmha
 from jitfmha.planning.target import TARGET_HERE
+from jitfmha.problem.dtypes import DTYPE_BYTES
 from jitfmha.rows import amd
 from jitfmha.rows.amd import RowKernel
 from jitfmha.rows.problem import KINDS, RowTraits
@@ -125,9 +127,9 @@ def test_rows_that_are_no_whole_loads(columns, rng, poisoned_memory, monkeypatch
     x = torch.randn(7, columns, generator=rng).half()
     call = RowCall("rms_norm", x, x.flip(0), torch.randn(columns, generator=rng), None, 1e-6)
     with jitfmha.emulate("gfx942", check=True) as run:
+        check_gradients(rng, call)
         draw_units(rng, monkeypatch)
         check_call(call)
-        check_gradients(rng, call)
         assert not run.findings()
 
 
@@ -188,14 +190,36 @@ def test_the_other_form_of_fp8_is_refused():
         jitfmha.softmax(torch.zeros(2, 8), out_dtype=torch.float8_e4m3fn)
 
 
-@pytest.mark.parametrize("arch", FP8)
-@pytest.mark.parametrize("columns", [16384, 131072])
-def test_no_gradient_of_long_rows_spills(columns, arch):
-    """Those that hold most: two sums, and a residual beside what several loads bring."""
-    for weight_dtype in ("bf16", "fp32"):
-        traits = RowTraits("layer_norm", "bf16", weight_dtype, "bf16", *(True,) * 3)
-        kernel = RowKernel.of(traits, "backward", arch, columns, 8, is_alone=False)
-        assert_nothing_is_spilled(amd.kernel_spec(kernel), kernel.name, kernel.combine_name)
+GRADIENTS = [
+    RowTraits(kind, dtype, weight_dtype, dtype, *has, has_residual)
+    for kind, *has in (
+        *(("softmax", False, False), ("rms_norm", True, False)),
+        *(("layer_norm", True, False), ("layer_norm", False, True), ("layer_norm", True, True)),
+    )
+    for dtype in ("bf16", "fp16", "fp32")
+    for weight_dtype in dict.fromkeys((dtype, "fp32") if any(has) else (dtype,))
+    for has_residual in (False, True)
+]
+# Those that hold most, two sums and a residual beside what several loads bring, and those of
+# `test_rows_that_are_no_whole_loads`.
+HOLD_MOST = [
+    RowTraits("layer_norm", "bf16", name, "bf16", *(True,) * 3) for name in ("bf16", "fp32")
+]
+ALWAYS = [
+    *product(HOLD_MOST, FP8, (16384, 131072)),
+    *product(
+        [RowTraits("rms_norm", "fp16", "fp32", "fp16", True, False, True)], ["gfx942"], [34, 100]
+    ),
+]
+
+
+@pytest.mark.sample(
+    ("traits", "arch", "columns"), list(product(GRADIENTS, FP8, (34, 300, 9002))), 0, always=ALWAYS
+)
+def test_no_gradient_spills(traits, arch, columns):
+    width = amd.LOAD_BYTES // DTYPE_BYTES[traits.dtype]
+    kernel = RowKernel.of(traits, "backward", arch, columns, width, is_alone=True)
+    assert_nothing_is_spilled(amd.kernel_spec(kernel), kernel.name, kernel.combine_name)
 
 
 def test_threads_of_a_row():
