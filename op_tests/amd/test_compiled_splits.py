@@ -155,6 +155,7 @@ def test_stacked_heads_take_the_workgroups_of_key_heads(runtime):
     [
         (8192, {}, 1),  # 64 sequences and key heads: units enough ask for keys
         (8192, {"batch": 4}, 4),  # one more than enough: all waves have as many tiles
+        (8192, {"batch": 1, "heads": (256, 8)}, 14),  # two blocks of rows draw less
         (8192, {"num_splits": 1}, 1),
         (8192, {"num_splits": 7}, 7),
         (64, {"num_splits": 7}, 2),  # as many as there are tiles

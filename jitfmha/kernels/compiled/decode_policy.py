@@ -30,6 +30,8 @@ _UNDIVIDED_BLOCKS = 2  # with as many, keys take longer to come than to be atten
 # with two blocks of narrow rows from 18.5e9 on, and 27.7e9. Wide rows draw 1.32 times as much and
 # more, and one block 1.33 times; fp8 beside fp16 0.86 times and more.
 _MOST_OF_UNIT = 65e9
+# With several blocks of rows, for which gfx942 computes longer than their keys take to come.
+_MOST_OF_BLOCKS: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 65e9}
 _MOST_OF_WIDE_ROWS: dict[Arch, float] = {"gfx942": 65e9, "gfx950": 100e9}
 _MOST_OF_8_BIT_UNIT: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 60e9}
 _MOST_OF_INTEGERS_IN_PAGES: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 57e9}
@@ -139,7 +141,7 @@ class StreamedKeys(NamedTuple):
     def most_of_unit(self, arch: Arch, ts_kv: int, waves: int, blocks: int) -> float:
         """What a compute unit draws at most of them, where it has so many blocks of rows."""
         if self.number_bytes > 1:
-            return _MOST_OF_UNIT
+            return _MOST_OF_UNIT if blocks == 1 else _MOST_OF_BLOCKS[arch]
         if waves > DECODE_WAVES:
             return _MOST_OF_EIGHT_WAVES[arch]
         # Those of fp8 become others in fewer instructions than integers, but for fp16.
