@@ -41,7 +41,7 @@ def test_drawn_calls(kind, isa, dtypes, rng, poisoned_memory):
             check_gradients(rng, draw_like(rng, call))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample("kind", KINDS, 1, shared_by="rows")
 def test_many_rows(kind, dtypes, rng, poisoned_memory):
     for dtype in dtypes:
         check_gradients(rng, draw(rng, kind, dtype, columns=257, batch=(1501,)))
