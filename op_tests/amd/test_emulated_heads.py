@@ -16,7 +16,7 @@ from jitfmha.rows.heads.problem import HeadTraits
 FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 
 
-@pytest.mark.parametrize("arch", FP8)
+@pytest.mark.sample("arch", [*FP8], 1)
 def test_drawn_calls(arch, dtypes, rng, poisoned_memory):
     for dtype in dtypes:
         kind = draw_kind(rng, dtype, [torch.int8, FP8[arch]])
@@ -67,16 +67,24 @@ def test_numbers_that_are_not_finite(arch):
         assert not run.findings()
 
 
-@pytest.mark.parametrize("arch", FP8)
-@pytest.mark.parametrize("is_interleaved", [False, True])
-def test_nothing_is_spilled(arch, is_interleaved):
+@pytest.mark.sample(
+    ("arch", "is_interleaved", "dtype", "of_tables"),
+    [
+        (arch, is_interleaved, *dtypes)
+        for arch in FP8
+        for is_interleaved in (False, True)
+        for dtypes in (("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "fp32"))
+    ],
+    2,
+    is_fixed=True,
+)
+def test_nothing_is_spilled(arch, is_interleaved, dtype, of_tables):
     """Of heads that are normalised, rotated and rounded to bytes."""
-    for dtype, of_tables in (("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "fp32")):
-        dtypes = dtype, of_tables, of_tables, DTYPE_NAMES[FP8[arch]]
-        traits = HeadTraits(*dtypes, is_interleaved, is_packed=is_interleaved)
-        width, half = widest_load(dtype, (128,)), None if is_interleaved else 64
-        kernel = HeadKernel(traits, arch, (128, 128), half, (True, True), width)
-        assert_nothing_is_spilled(kernel_spec(kernel), kernel.name)
+    dtypes = dtype, of_tables, of_tables, DTYPE_NAMES[FP8[arch]]
+    traits = HeadTraits(*dtypes, is_interleaved, is_packed=is_interleaved)
+    width, half = widest_load(dtype, (128,)), None if is_interleaved else 64
+    kernel = HeadKernel(traits, arch, (128, 128), half, (True, True), width)
+    assert_nothing_is_spilled(kernel_spec(kernel), kernel.name)
 
 
 def test_the_other_form_of_fp8_is_refused():

@@ -26,7 +26,7 @@ def dtype_on(arch, dtype):
     return FORMS[arch][dtype == "e5m2"] if isinstance(dtype, str) else dtype
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.sample("dtype", DTYPES, 3)
 def test_drawn_calls(dtype, rng, poisoned_memory):
     """Of one set of options, so that few kernels are compiled."""
     arch = ARCHES[drawn_index(rng, 2)]

@@ -19,6 +19,7 @@ from jitfmha.rows.amd import RowKernel
 from jitfmha.rows.problem import KINDS, RowTraits
 
 FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
+AN_ARCH = pytest.mark.sample("arch", [*FP8], 1, shared_by="rows on emulated GPUs")
 
 
 def draw_units(rng, monkeypatch):
@@ -26,7 +27,7 @@ def draw_units(rng, monkeypatch):
     monkeypatch.setattr(TARGET_HERE.get(), "compute_units", (2, 1000)[drawn_index(rng, 2)])
 
 
-@pytest.mark.parametrize("arch", FP8)
+@AN_ARCH
 @pytest.mark.parametrize("kind", KINDS)
 def test_drawn_calls(kind, arch, dtypes, rng, poisoned_memory, monkeypatch):
     for dtype in dtypes:
@@ -133,7 +134,7 @@ def test_rows_that_are_no_whole_loads(columns, rng, poisoned_memory, monkeypatch
         assert not run.findings()
 
 
-@pytest.mark.parametrize("arch", FP8)
+@AN_ARCH
 @pytest.mark.parametrize("kind", KINDS)
 def test_drawn_gradients(kind, arch, dtypes, rng, poisoned_memory):
     for dtype in dtypes:
@@ -200,26 +201,34 @@ GRADIENTS = [
     for weight_dtype in dict.fromkeys((dtype, "fp32") if any(has) else (dtype,))
     for has_residual in (False, True)
 ]
-# Those that hold most, two sums and a residual beside what several loads bring, and those of
-# `test_rows_that_are_no_whole_loads`.
+OF_NO_WHOLE_LOADS = RowTraits("rms_norm", "fp16", "fp32", "fp16", True, False, True)
+# Two sums, and a residual beside what several loads bring.
 HOLD_MOST = [
     RowTraits("layer_norm", "bf16", name, "bf16", *(True,) * 3) for name in ("bf16", "fp32")
-]
-ALWAYS = [
-    *product(HOLD_MOST, FP8, (16384, 131072)),
-    *product(
-        [RowTraits("rms_norm", "fp16", "fp32", "fp16", True, False, True)], ["gfx942"], [34, 100]
-    ),
 ]
 
 
 @pytest.mark.sample(
-    ("traits", "arch", "columns"), list(product(GRADIENTS, FP8, (34, 300, 9002))), 0, always=ALWAYS
+    ("traits", "arch", "columns"),
+    list(product(GRADIENTS, FP8, (34, 300, 9002))),
+    0,
+    always=[(OF_NO_WHOLE_LOADS, "gfx942", columns) for columns in (34, 100)],
 )
 def test_no_gradient_spills(traits, arch, columns):
+    """Nor those of `test_rows_that_are_no_whole_loads`, which are built anyway."""
     width = amd.LOAD_BYTES // DTYPE_BYTES[traits.dtype]
     kernel = RowKernel.of(traits, "backward", arch, columns, width, is_alone=True)
     assert_nothing_is_spilled(amd.kernel_spec(kernel), kernel.name, kernel.combine_name)
+
+
+@pytest.mark.sample(
+    ("traits", "arch", "columns"),
+    list(product(HOLD_MOST, FP8, (16384, 131072))),
+    1,
+    always=[(HOLD_MOST[0], "gfx942", 131072)],
+)
+def test_no_gradient_of_long_rows_spills(traits, arch, columns):
+    test_no_gradient_spills(traits, arch, columns)
 
 
 def test_threads_of_a_row():

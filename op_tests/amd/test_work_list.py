@@ -6,7 +6,7 @@ On the emulator with the sanitizer and waves in random order, and what the list 
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +122,10 @@ def test_drawn_sequences_of_one_length(rng, monkeypatch, number):
 
 
 @pytest.mark.sample(
-    ("page_size", "dtype"),
-    [(n, dtype) for n in (1, 16, 24) for dtype in (torch.bfloat16, torch.int8)],
+    ("arch", "page_size", "dtype"),
+    list(product(ARCHS, (1, 16, 24), (torch.bfloat16, torch.int8))),
     2,
 )
-@pytest.mark.parametrize("arch", ARCHS)
 def test_pages(rng, monkeypatch, arch, page_size, dtype):
     _take_workgroups(monkeypatch, 3)
     check_pages(arch, rng, page_size, (64, 128), dtype=dtype)
