@@ -167,7 +167,7 @@ struct Products {
   void load_panel(const QRow& q_row, const DoutRow& dout_row, int rows, int at) {
     pack_transposed<kHdimQ>(q_row, at, rows - at, kSquare, queries + at * kDepthQ);
     pack_transposed<kHdimV>(dout_row, at, rows - at, kSquare, gradients + at * kDepthV);
-    std::fill_n(dq + at * kDqRows, kSquare * kDqRows, 0.0f);
+    fill(dq + at * kDqRows, kSquare * kDqRows, 0.0f);
   }
 
   // `count` keys and values, to those of the key tile from `key` on.

@@ -28,7 +28,7 @@ constexpr bool kWideHead = kHdimQ + kHdimV > 512;
 constexpr int kTileRows = (kWideHead ? 2 : 8) * kPanelLanes;
 constexpr int kTileKeys = round_up(kWideHead ? 64 : 128, 2 * kBlockRows);
 
-constexpr int kKeyStride = staged_stride(std::max(kDepthQ, kDqRowsPadded));
+constexpr int kKeyStride = staged_stride(max(kDepthQ, kDqRowsPadded));
 constexpr int kValueStride = staged_stride(kDepthV);
 constexpr int kPairStride = staged_stride(kTileRows);
 
@@ -50,7 +50,7 @@ void add_part_of_block(const Vec (&block)[kBlockRows][kVectors], int keys, bool 
   for (int r = 0; r < kBlockRows; ++r)
     for (int v = 0; v < kVectors; ++v) simd::store(values + r * kWidth + v * kLanes, block[r][v]);
   for (int r = 0; r < keys; ++r)
-    for (int at = d; at < std::min(d + kWidth, kHdim); at += kLanes) {
+    for (int at = d; at < min(d + kWidth, kHdim); at += kLanes) {
       float edge[kLanes];
       float* to = sums + r * stride + at;
       const Vec added = simd::load(values + r * kWidth + at - d);
@@ -75,7 +75,7 @@ __attribute__((noinline)) void add_block_to_sums(const float* panel, const float
                                                  int64_t stride) {
   // They were last touched by another query tile, and are far away.
   for (int r = 0; r < keys; ++r)
-    for (int at = d; at < std::min(d + kVectors * kLanes, kHdim); at += 16)
+    for (int at = d; at < min(d + kVectors * kLanes, kHdim); at += 16)
       __builtin_prefetch(sums + r * stride + at, 1);
   Vec block[kBlockRows][kVectors];
   multiply_block<kVectors, kPairStride, 1>(panel + first_row * kVectors * kLanes, pairs + first_row,
@@ -124,7 +124,7 @@ struct Products {
     constexpr int kRows = kVectors * kLanes;
     pack_transposed<kHdimQ>(q_row, at, rows - at, kRows, queries + at * kDepthQ);
     pack_transposed<kHdimV>(dout_row, at, rows - at, kRows, gradients + at * kDepthV);
-    std::fill_n(dq + at * kDqRowsPadded, kRows * kDqRowsPadded, 0.0f);
+    fill(dq + at * kDqRowsPadded, kRows * kDqRowsPadded, 0.0f);
   }
 
   // `count` keys and values, to those of the key tile from `key` on.

@@ -1,9 +1,6 @@
 // Rounding to the results' dtype where it has 8 bits.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-
 #include "elements.h"
 
 namespace {
@@ -18,7 +15,7 @@ constexpr float kLargest = std::is_same<OutDtype, int8>::value           ? 127.0
 inline uint8_t to_fp8(float number) {
   constexpr bool kIsFnuz = std::is_same<OutDtype, fp8_e4m3fnuz>::value;
   constexpr int kBias = kIsFnuz ? 8 : 7;
-  const float magnitude = std::min(std::abs(number), kLargest);
+  const float magnitude = min(__builtin_fabsf(number), kLargest);
   uint32_t bits, sign;
   std::memcpy(&bits, &magnitude, sizeof(bits));
   std::memcpy(&sign, &number, sizeof(sign));
@@ -40,7 +37,7 @@ inline uint8_t to_fp8(float number) {
 // byte is 0, too.
 inline uint8_t to_eight_bits(float number) {
   if constexpr (std::is_same<OutDtype, int8>::value)
-    return uint8_t(int(std::nearbyint(std::min(std::max(number, -127.0f), 127.0f))));
+    return uint8_t(int(__builtin_nearbyintf(min(max(number, -127.0f), 127.0f))));
   else return to_fp8(number);
 }
 

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <type_traits>
 
+#include "library.h"
 #include "simd.h"
 #include "traits.h"
 
@@ -16,7 +16,7 @@ using simd::kBlockVectors;
 using simd::kLanes;
 using simd::Vec;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kInfinity = __builtin_inff();
 
 // Columns of the panels that are as wide as a register block.
 constexpr int kPanelLanes = kBlockVectors * kLanes;

@@ -1,7 +1,6 @@
 // Operands of the products of a few rows: queries, and probabilities.
 #pragma once
 
-#include <algorithm>
 #include <type_traits>
 
 #include "products.h"
@@ -14,7 +13,7 @@ namespace {
 template <int kRows, class Visit>
 inline void for_each_row_block(int rows, const Visit& visit, int at = 0) {
   if constexpr (kTileUnit) {
-    for (; at < rows; at += kRows) visit(std::min(kRows, rows - at), at);
+    for (; at < rows; at += kRows) visit(min(kRows, rows - at), at);
   } else {
     for (; at + kRows <= rows; at += kRows) visit(std::integral_constant<int, kRows>{}, at);
     if constexpr (kRows > 1) for_each_row_block<kRows / 2>(rows, visit, at);
@@ -42,7 +41,7 @@ template <int kUnit>
 inline void probabilities_to_operands(float* row, int count) {
   if (kOperandElements == 1 && kUnit == 1) return;
   const int end = round_up(round_up(count, kUnit), kVectorElements);
-  std::fill(row + count, row + end, 0.0f);
+  fill(row + count, end - count, 0.0f);
   for (int key = 0; key < end; key += kVectorElements) {
     Vec floats[kOperandElements];
     for (int i = 0; i < kOperandElements; ++i) floats[i] = simd::load(row + key + i * kLanes);
@@ -66,7 +65,7 @@ inline void add_to_outputs(const float (&sums)[kMostRows][kColumns], int rows, c
 template <class Visit>
 inline auto in_turns(int all, int calls, const Visit& visit) {
   return [=, each = (all + calls - 1) / calls, next = 0]() mutable {
-    for (const int until = std::min(next + each, all); next < until; ++next) visit(next);
+    for (const int until = min(next + each, all); next < until; ++next) visit(next);
   };
 }
 

@@ -6,9 +6,7 @@
 // zeros take its place.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
-#include <iterator>
 
 #include "packed_in_place.h"
 
@@ -28,7 +26,7 @@ using FewRowsUnit = ProductUnit;
 struct FewRowsRoom {
   // What pieces are multiplied with: a tile for each, [operand][lane]. All but the diagonals stays
   // 0.
-  float factors[round_up(std::max(kHdimQ, kFewKeys) / kPiece, kLanes)][kUnitOperands * kLanes];
+  float factors[round_up(max(kHdimQ, kFewKeys) / kPiece, kLanes)][kUnitOperands * kLanes];
   KeyElement copies[4][kTilePieces * kPiece];  // of tiles that do not lie in one piece
 };
 
@@ -110,15 +108,15 @@ __attribute__((noinline)) void multiply_in_place(int row_count, const float* que
     // Runs of keys lie in one page each. Where there are none any more, the last one is repeated.
     const int last = (count - 1) / kPiece * kPiece;
     const KeyElement* runs[2 * kRuns];
-    for (int i = 0; i < 2 * kRuns; ++i) runs[i] = key(std::min(first + i * kPiece, last));
+    for (int i = 0; i < 2 * kRuns; ++i) runs[i] = key(min(first + i * kPiece, last));
     const auto tile = [&](int piece, int t, KeyElement* copy) -> const KeyElement* {
       const KeyElement* const* of_tile = runs + t * kRuns;
-      const int keys = std::min(count - first - t * kTilePieces, kTilePieces);
+      const int keys = min(count - first - t * kTilePieces, kTilePieces);
       if (has_whole_tiles && keys == kTilePieces) return of_tile[0] + piece * stride;
       for (int i = 0; i < kRuns; ++i)
         std::memcpy(copy + i * kPiece * kPiece, of_tile[i] + piece * stride,
                     kPiece * kPiece * sizeof(KeyElement));
-      std::fill(copy + keys * kPiece, copy + kTilePieces * kPiece, KeyElement(0));
+      fill(copy + keys * kPiece, (kTilePieces - keys) * kPiece, KeyElement(0));
       return copy;
     };
     multiply_pieces<kScoreStride>(row_count, kPieces, first + kTilePieces < count, tile,

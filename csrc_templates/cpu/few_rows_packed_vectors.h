@@ -2,9 +2,7 @@
 // memory, the same piece of some keys, or columns; the sums of its parts come last.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
-#include <iterator>
 #include <type_traits>
 
 #include "packed_in_place.h"
@@ -12,12 +10,12 @@
 namespace {
 
 // A vector has some pieces, or some of the elements of one.
-constexpr int kVectorPieces = std::max(kVectorElements / kPiece, 1);
-constexpr int kPieceVectors = std::max(kPiece / kVectorElements, 1);
+constexpr int kVectorPieces = max(kVectorElements / kPiece, 1);
+constexpr int kPieceVectors = max(kPiece / kVectorElements, 1);
 using VectorPieces = std::integral_constant<int, kVectorPieces>;
 
 constexpr int kRowsAtOnce = 4;
-constexpr int kFewKeysUnit = std::max(kLanes, kPiece);
+constexpr int kFewKeysUnit = max(kLanes, kPiece);
 static_assert(kTileKeys % kFewKeysUnit == 0 && kFewKeys % kFewKeysUnit == 0, "units fill steps");
 static_assert(kFewKeys % (kLanes * kVectorPieces) == 0, "sums of scores have room");
 
@@ -70,7 +68,7 @@ __attribute__((noinline)) void multiply_in_place(std::integral_constant<int, kRo
     // A vector's keys lie in one page. Where there are none any more, the last ones are repeated.
     const int last = (count - 1) / kVectorPieces * kVectorPieces;
     const KeyElement* keys[kVectors];
-    for (int i = 0; i < kVectors; ++i) keys[i] = key(std::min(first + i * kVectorPieces, last));
+    for (int i = 0; i < kVectors; ++i) keys[i] = key(min(first + i * kVectorPieces, last));
     const auto load = [&](int piece, int i, int n) {
       return Operands::load_along_row<KeyDtype>(keys[i] + piece * stride + n * kVectorElements);
     };
@@ -93,10 +91,10 @@ __attribute__((noinline)) void accumulate_in_place(std::integral_constant<int, k
   constexpr int kVectors = kLanes / kRows, kColumns = kVectors * kVectorPieces;
   constexpr int kBlocks = (kHdimV + kColumns - 1) / kColumns;
   auto ask = in_turns(count, kBlocks * pieces, meanwhile);
-  float sums[kRows][round_up(kHdimV, std::max(kLanes, kColumns))];
-  for (auto& row : sums) std::fill(row + kHdimV, std::end(row), 0.0f);
+  float sums[kRows][round_up(kHdimV, max(kLanes, kColumns))];
+  for (auto& row : sums) fill(row + kHdimV, int(sizeof(row) / sizeof(float)) - kHdimV, 0.0f);
   for (int first = 0; first < kHdimV; first += kColumns) {
-    const int columns = kHdimV % kColumns == 0 ? kColumns : std::min(kColumns, kHdimV - first);
+    const int columns = kHdimV % kColumns == 0 ? kColumns : min(kColumns, kHdimV - first);
     const auto load = [&](int piece, int i, int n) {
       const KeyElement* from = values.at[piece] + (first + i * kVectorPieces) * kPiece;
       KeyElement edge[kVectorElements];

@@ -7,7 +7,6 @@
 // What is not finite in a value makes NaN of the column beside it, and such sums are made anew.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -20,9 +19,9 @@ constexpr int kStepTiles = 4;  // of rows: each has sums of its own
 constexpr int kFewKeys = kStepTiles * kUnitRows;
 constexpr int kFewKeysUnit = kUnitRows;
 // Two rows of a tile for each.
-constexpr int kRowsAtOnce = std::min(kUnitRows / 2, kLanes);
+constexpr int kRowsAtOnce = min(kUnitRows / 2, kLanes);
 constexpr int kTileColumns = 2 * kLanes;  // of values
-constexpr int kMostTileElements = 2 * std::max(kLanes, kUnitOperands);
+constexpr int kMostTileElements = 2 * max(kLanes, kUnitOperands);
 constexpr int64_t kSumBytes = 4 * kLanes;
 
 // Operands of queries, [operand][query].
@@ -61,9 +60,9 @@ class TilesInPlace {
     if (from_[tile] && (kHdim % kElements == 0 || d + kElements <= kHdim))
       return tile_unit::load<kTile>(from_[tile] + d, row_.rows.strides.seq * sizeof(KeyElement));
     KeyElement* copy = room.copies[tile];
-    const int rows = std::min(count_ - tile * kUnitRows, kUnitRows);
-    const int elements = std::min(kHdim - d, kElements);
-    std::fill_n(copy, kUnitRows * kElements, KeyElement(0));
+    const int rows = min(count_ - tile * kUnitRows, kUnitRows);
+    const int elements = min(kHdim - d, kElements);
+    fill(copy, kUnitRows * kElements, KeyElement(0));
     for (int i = 0; i < rows; ++i)
       std::memcpy(copy + i * kElements, row_(tile * kUnitRows + i) + d,
                   elements * sizeof(KeyElement));
@@ -137,7 +136,7 @@ __attribute__((noinline)) void accumulate_in_place(int row_count, float* probabi
   const Vec zero = simd::broadcast(0.0f);
   for (int r = 0; r < row_count; ++r) {
     float* row = probabilities + r * kScoreStride;
-    std::fill(row + count, row + tiles.count() * kUnitRows, 0.0f);
+    fill(row + count, tiles.count() * kUnitRows - count, 0.0f);
     for (int key = 0; key < tiles.count() * kUnitRows; key += kLanes) {
       const Vec of_keys = simd::load(row + key);
       float* to = room.factors[key / kUnitRows] + r * kUnitOperands + key % kUnitRows;

@@ -6,7 +6,6 @@
 // result is does not depend on the rows beside it.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -41,7 +40,7 @@ __attribute__((noinline)) void multiply_in_place(std::integral_constant<int, kRo
   for (int first = 0; first < count; first += kKeys) {
     const KeyElement* keys[kKeys];
     for (int i = 0; i < kKeys; ++i) {
-      keys[i] = key(std::min(first + i, count - 1));
+      keys[i] = key(min(first + i, count - 1));
       if (first + i < count) meanwhile(first + i);
     }
     Vec dots[kLanes];
@@ -77,10 +76,9 @@ __attribute__((noinline)) void accumulate_in_place(std::integral_constant<int, k
   for (int r = 0; r < kRows; ++r)
     probabilities_to_operands<kTogether>(probabilities + r * kScoreStride, count);
   constexpr int kRowVectors = (kHdimV + kLanes - 1) / kLanes;
-  constexpr int kVectors = std::min(std::max(kBlockRows * kBlockVectors / kRows, 1), kRowVectors);
+  constexpr int kVectors = min(max(kBlockRows * kBlockVectors / kRows, 1), kRowVectors);
   for (int first = 0; first < kRowVectors; first += kVectors) {
-    const int vectors =
-        kRowVectors % kVectors == 0 ? kVectors : std::min(kVectors, kRowVectors - first);
+    const int vectors = kRowVectors % kVectors == 0 ? kVectors : min(kVectors, kRowVectors - first);
     Vec block[kVectors][kRows];
 #pragma GCC unroll 16
     for (int x = 0; x < kVectors; ++x)

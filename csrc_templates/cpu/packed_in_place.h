@@ -6,7 +6,6 @@
 // few_rows_packed_tile_unit.h have it.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -20,7 +19,7 @@ constexpr int kPiece = 16 / sizeof(KeyElement);
 
 using Queries = QueriesInRows;
 // As in few_rows_vectors.h.
-constexpr int kFewKeys = std::min(kTileUnit ? 256 : 128, kTileKeys);
+constexpr int kFewKeys = min(kTileUnit ? 256 : 128, kTileKeys);
 static_assert(kHdimQ % kPiece == 0, "keys are in whole pieces");
 static_assert(kFewKeys % kVectorElements == 0, "operands of probabilities have room");
 

@@ -1,7 +1,6 @@
 // The call: its sequences, which keys a query sees, and the rows of a query tile.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
 #include <initializer_list>
 
@@ -75,7 +74,7 @@ struct UnpackedRows {
       of_page += row * kPiece;
       for (int d = 0; d < kHdim; d += kPiece)
         std::memcpy(to + d, of_page + int64_t(d) * keys.page_size,
-                    std::min(kPiece, kHdim - d) * sizeof(KeyElement));
+                    min(kPiece, kHdim - d) * sizeof(KeyElement));
     }
   }
 };
@@ -183,9 +182,7 @@ struct Problem {
   KeyRange visible_keys(const Sequence& seq, int64_t query) const {
     if (kMask == Mask::none) return {0, seq.seqlen_k};
     const int64_t diagonal = query + (shape.bottom_right ? seq.seqlen_k - seq.seqlen_q : 0);
-    const auto clamp = [&](int64_t key) {
-      return std::min(std::max<int64_t>(key, 0), seq.seqlen_k);
-    };
+    const auto clamp = [&](int64_t key) { return min(max<int64_t>(key, 0), seq.seqlen_k); };
     return {clamp(diagonal - shape.window_left), clamp(diagonal + shape.window_right + 1)};
   }
 };
@@ -213,7 +210,7 @@ struct QueryRows {
   int rows;
 
   // Row i of the tile. Rows beyond the last (vectors are filled up) count as the last one.
-  int64_t row(int i) const { return first_row + std::min(i, rows - 1); }
+  int64_t row(int i) const { return first_row + min(i, rows - 1); }
   int64_t query(int i) const { return row(i) / problem.group_size(); }
   int64_t head(int i) const {
     return kv_head * problem.group_size() + row(i) % problem.group_size();

@@ -129,7 +129,8 @@ struct PanelProducts {
   template <class Row>
   static void pack_queries(const Row& row, int at, int count, float* to) {
     pack_transposed<kHdimQ>(row, at, count, kRows, to);
-    std::fill(to + padded_depth_of(kHdimQ) * kRows, to + kScoreDepth * kRows, 0.0f);
+    fill(to + padded_depth_of(kHdimQ) * kRows, (kScoreDepth - padded_depth_of(kHdimQ)) * kRows,
+         0.0f);
   }
 
   // The dot products of the queries with kBlockRows keys from `key` on; those of kKeyBlock keys are

@@ -2,8 +2,6 @@
 // time. products_tile_unit.h has the same names.
 #pragma once
 
-#include <numeric>
-
 #include "tiles.h"
 
 namespace {
@@ -23,7 +21,7 @@ constexpr int kKeyBlock = kBlockRows;
 constexpr bool kWideHead = kHdimQ + kHdimV > 512;
 constexpr int kTileRows = (kWideHead ? 2 : 8) * kPanelLanes;
 // They are in whole register blocks, and in whole pieces of packed pages.
-constexpr int kTileKeys = round_up(kWideHead ? 64 : 128, std::lcm(2 * kBlockRows, 16));
+constexpr int kTileKeys = round_up(kWideHead ? 64 : 128, common_multiple(2 * kBlockRows, 16));
 
 constexpr int64_t kWantedTiles = 64;  // of queries, where there are enough rows
 // Staging keys and values takes as long as the products of so many rows.

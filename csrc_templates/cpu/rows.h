@@ -2,9 +2,7 @@
 // that go past the caches.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <cmath>
+#include <cfloat>
 #include <cstring>
 #include <type_traits>
 
@@ -82,13 +80,15 @@ inline void for_vectors(int64_t begin, int64_t end, const Visit& visit) {
   if (i < end) visit(i, int(end - i));
 }
 
-// kTerms vectors, each of another sum.
-template <int kTerms>
-struct Vectors {
-  Vec of[kTerms];
-  Vec& operator[](int i) { return of[i]; }
-  const Vec& operator[](int i) const { return of[i]; }
+template <class T, int kCount>
+struct Several {
+  T of[kCount];
+  T& operator[](int i) { return of[i]; }
+  const T& operator[](int i) const { return of[i]; }
 };
+// A vector of each of kTerms sums.
+template <int kTerms>
+using Vectors = Several<Vec, kTerms>;
 
 // What join(joined, term) makes of `nothing` and all that term(column, lanes) gives over a row, in
 // as many lanes as there are; in lanes that do not belong to the row a term is `nothing`. Parts are
@@ -103,11 +103,11 @@ inline Vectors<kTerms> joined_row(int64_t columns, float nothing, const Term& te
     for (int t = 0; t < kTerms; ++t) to[t] = join(to[t], terms[t]);
   };
   Vectors<kTerms> total, part[kAtOnce];
-  std::fill_n(total.of, kTerms, simd::broadcast(nothing));
+  fill(total.of, kTerms, simd::broadcast(nothing));
   int64_t i = 0;
   while (i + kStep <= columns) {
-    for (auto& each : part) std::fill_n(each.of, kTerms, simd::broadcast(nothing));
-    for (const int64_t end = std::min(i + kPart, columns); i + kStep <= end; i += kStep)
+    for (auto& each : part) fill(each.of, kTerms, simd::broadcast(nothing));
+    for (const int64_t end = min(i + kPart, columns); i + kStep <= end; i += kStep)
       for (int j = 0; j < kAtOnce; ++j) add(part[j], term(i + j * kLanes, AllLanes{}));
     for (int j = 2; j < kAtOnce; ++j) add(part[j - 2], part[j]);
     add(part[0], part[1]);
@@ -131,7 +131,7 @@ inline float largest_of_row(int64_t columns, float least, const Term& term) {
 
 // Rows are worked on together, at most as many as a vector has lanes: what has to be done once for
 // each of them is done for all at once. A row's result is the same to the last bit alone.
-using OfRows = std::array<float, kLanes>;
+using OfRows = Several<float, kLanes>;
 
 // Rows of so many numbers lie in the first cache, or in the second one.
 constexpr int64_t kNearNumbers = 1 << 12, kFarNumbers = 1 << 15;
@@ -139,25 +139,25 @@ constexpr int64_t kNearNumbers = 1 << 12, kFarNumbers = 1 << 15;
 // Calls run(row, rows) for the rows from `begin` to `end`, of which it has `rows` from `row` on.
 template <class Run>
 inline void for_rows(int64_t begin, int64_t end, int64_t columns, int64_t numbers, const Run& run) {
-  const int64_t at_once = std::min<int64_t>(std::max<int64_t>(numbers / columns, 1), kLanes);
-  for (; begin < end; begin += at_once) run(begin, int(std::min(at_once, end - begin)));
+  const int64_t at_once = min<int64_t>(max<int64_t>(numbers / columns, 1), kLanes);
+  for (; begin < end; begin += at_once) run(begin, int(min(at_once, end - begin)));
 }
 
 // kTerms sums over each row of what term_of(row) gives.
 template <int kTerms, class TermOf>
-inline std::array<OfRows, kTerms> sums_of_rows(int rows, int64_t columns, const TermOf& term_of) {
-  std::array<OfRows, kTerms> result;
+inline Several<OfRows, kTerms> sums_of_rows(int rows, int64_t columns, const TermOf& term_of) {
+  Several<OfRows, kTerms> result;
   Vec parts[kTerms][kLanes];
   for (int row = 0; row < kLanes; ++row) {
     Vectors<kTerms> sums;
     if (row < rows) sums = sums_of_row<kTerms>(columns, term_of(row));
-    else std::fill_n(sums.of, kTerms, simd::broadcast(0.0f));
+    else fill(sums.of, kTerms, simd::broadcast(0.0f));
     for (int t = 0; t < kTerms; ++t)
       if (rows == 1) result[t][0] = simd::sum_lanes(sums[t]);
       else parts[t][row] = sums[t];
     if (rows == 1) return result;
   }
-  for (int t = 0; t < kTerms; ++t) simd::store(result[t].data(), simd::sum_rows(parts[t]));
+  for (int t = 0; t < kTerms; ++t) simd::store(result[t].of, simd::sum_rows(parts[t]));
   return result;
 }
 
@@ -199,7 +199,7 @@ inline Statistics statistics_of(int rows, const Element* x, int64_t stride, int6
     const bool is_near = away * away <= 0.9f * square && away * away < kInfinity;
     result.mean[row] += away;
     if (square < kInfinity) square -= away * away;
-    const float factor = result.factor[row] = 1.0f / std::sqrt(std::max(square, 0.0f) + eps);
+    const float factor = result.factor[row] = 1.0f / __builtin_sqrtf(max(square, 0.0f) + eps);
     if constexpr (kHasG) {
       result.sum[row] = kHasMean ? sum(kTerms - 1) : 0.0f;
       result.product[row] = factor == 0.0f ? 0.0f : sum(1) - away * result.sum[row];
@@ -215,7 +215,7 @@ inline Statistics statistics_of(int rows, const Element* x, int64_t stride, int6
   for (int row = 0; row < rows; ++row) {
     bool is_near = finish(row, [&](int t) { return sums[t][row]; });
     for (int more = 0; more < 2 && !is_near; ++more) {
-      if (!(std::abs(result.mean[row]) < kInfinity)) result.mean[row] = 0.0f;
+      if (!(__builtin_fabsf(result.mean[row]) < kInfinity)) result.mean[row] = 0.0f;
       const auto again = sums_of_row<kTerms>(columns, term_of(row));
       is_near = finish(row, [&](int t) { return simd::sum_lanes(again[t]); });
     }
@@ -233,7 +233,7 @@ inline void copy_past_caches(void* to, const void* from, int64_t bytes) {
 #if defined(__SSE2__)
   char* target = static_cast<char*>(to);
   const char* source = static_cast<const char*>(from);
-  const int64_t before = std::min(bytes, int64_t(-reinterpret_cast<uintptr_t>(target) % 64));
+  const int64_t before = min(bytes, int64_t(-reinterpret_cast<uintptr_t>(target) % 64));
   std::memcpy(target, source, size_t(before));
   int64_t i = before;
   for (; i + 64 <= bytes; i += 64)
@@ -261,7 +261,7 @@ inline void write_rows(typename D::Element* to, int rows, int64_t columns, bool 
                        const MakeOf& make_of) {
   alignas(64) typename D::Element staged[kStagedColumns];
   for (int64_t begin = 0; begin < columns; begin += kStagedColumns) {
-    const int64_t end = std::min(begin + kStagedColumns, columns);
+    const int64_t end = min(begin + kStagedColumns, columns);
     for (int row = 0; row < rows; ++row) {
       auto* const own = to + row * columns + begin;
       auto* const made = past_caches ? staged : own;

@@ -1,9 +1,6 @@
 // Distribution over threads: items of work, taken in their order by whichever thread is free.
 #pragma once
 
-#include <algorithm>
-#include <limits>
-
 #include "problem.h"
 #include "threads.h"
 
@@ -73,7 +70,7 @@ class QueryTiles {
 
     // Chosen by the shape alone, not by the number of threads.
     tile_rows_ = narrow_rows_ =
-        round_up(int(std::min<int64_t>(rows / wanted_tiles_, most_rows_ - 1) + 1), kPanelLanes);
+        round_up(int(min<int64_t>(rows / wanted_tiles_, most_rows_ - 1) + 1), kPanelLanes);
     if (kMode == Mode::gm0) {
       // As many tiles of a head, but equally many rows in each.
       const int64_t of_head = s.seqlen_q * problem_.group_size();
@@ -87,9 +84,7 @@ class QueryTiles {
     if (!members_) return false;
     for (int64_t b = 0; b < s.batch; ++b)
       if (problem_.seqlen_q(b) > 0) members_[member_count_++] = {b, problem_.seqlen_k(b), 0};
-    std::sort(members_, members_ + member_count_, [](const Member& a, const Member& b) {
-      return a.seqlen_k != b.seqlen_k ? a.seqlen_k > b.seqlen_k : a.index < b.index;
-    });
+    sort_members();
     number_items();
     return true;
   }
@@ -109,7 +104,7 @@ class QueryTiles {
     // Heads that are done together share what comes from memory, but threads need something to do.
     if (count_ > 0 && count_ < rules.wanted_items) {
       const int64_t groups = (rules.wanted_items + count_ - 1) / count_;
-      heads_at_once_ = std::max<int64_t>(problem_.shape.heads_k / groups, 1);
+      heads_at_once_ = max<int64_t>(problem_.shape.heads_k / groups, 1);
       number_items();
     }
   }
@@ -121,16 +116,16 @@ class QueryTiles {
     const bool is_local = kMask == Mask::window && problem_.shape.window_left < kOpenSide;
     if (has_splits_ && is_local) return;
     if (tiles_of_rows(kPanelLanes) == tiles_of_rows(most_rows_)) return;
-    const int64_t splits = std::max<int64_t>(count_ / tiles_of_rows(tile_rows_), 1);
+    const int64_t splits = max<int64_t>(count_ / tiles_of_rows(tile_rows_), 1);
     // Of unequal tiles a thread takes several.
     const int64_t least_turns = kMask == Mask::window || kMode == Mode::gm1 ? 2 : 1;
-    int64_t least_time = std::numeric_limits<int64_t>::max();
+    int64_t least_time = INT64_MAX;
     for (int rows = kPanelLanes; rows <= most_rows_;
          rows += kMode == Mode::gm0 ? kPanelLanes : rows) {
       const int64_t tile = rows + staging_rows, items = tiles_of_rows(rows) * splits;
       // Without what all tiles have in common. Threads that are equally quick take whole turns;
       // others end at most one tile after each other.
-      const int64_t turns = std::max((items + threads - 1) / threads, least_turns);
+      const int64_t turns = max((items + threads - 1) / threads, least_turns);
       const int64_t time = turns * tile + (items * staging_rows + (threads - 1) * tile) / threads;
       if (time >= least_time) continue;
       least_time = time;
@@ -157,12 +152,13 @@ class QueryTiles {
       b = members_before = number / items;
       first_item = b * items;
     } else {
-      const Member* after = std::upper_bound(
-          members_, members_ + member_count_, number,
-          [](int64_t wanted, const Member& member) { return wanted < member.first_item; });
-      b = after[-1].index;
-      first_item = after[-1].first_item;
-      members_before = after - 1 - members_;
+      members_before = 0;  // the last member with an item up to this one
+      for (int64_t end = member_count_; end - members_before > 1;) {
+        const int64_t middle = (members_before + end) / 2;
+        (members_[middle].first_item <= number ? members_before : end) = middle;
+      }
+      b = members_[members_before].index;
+      first_item = members_[members_before].first_item;
     }
     const Sequence seq = problem_.sequence(b);
     const int64_t splits = splits_of(b);
@@ -171,7 +167,7 @@ class QueryTiles {
     const int64_t heads_k = problem_.shape.heads_k;
     const int64_t groups = head_groups(b), heads_of_group = heads_at_once(b);
     const int64_t first_group = tile / (heads_side_by_side_ * turns) * heads_side_by_side_;
-    const int64_t side_by_side = std::min(heads_side_by_side_, groups - first_group);
+    const int64_t side_by_side = min(heads_side_by_side_, groups - first_group);
     const int64_t among_them = tile - first_group * turns;
     const int64_t turn = among_them / side_by_side;
     const int64_t kv_head = (first_group + among_them % side_by_side) * heads_of_group;
@@ -179,9 +175,9 @@ class QueryTiles {
     const int64_t rows = seq.seqlen_q * problem_.group_size() - first_row;
     return {seq,
             kv_head,
-            std::min(heads_of_group, heads_k - kv_head),
+            min(heads_of_group, heads_k - kv_head),
             first_row,
-            int(std::min<int64_t>(rows, tile_rows_)),
+            int(min<int64_t>(rows, tile_rows_)),
             members_before * heads_k + kv_head,
             turn,
             turns,
@@ -202,10 +198,28 @@ class QueryTiles {
   // A sequence with queries, and the number of its first item.
   struct Member {
     int64_t index, seqlen_k, first_item;
+
+    bool comes_before(const Member& other) const {
+      return seqlen_k != other.seqlen_k ? seqlen_k > other.seqlen_k : index < other.index;
+    }
   };
 
   // More key tiles than any sequence has, and a side of a window that no sequence reaches.
   static constexpr int64_t kAllTiles = int64_t(1) << 40, kOpenSide = kAllTiles;
+
+  // By Shell.
+  void sort_members() {
+    int64_t gap = 1;
+    while (gap < member_count_) gap = 3 * gap + 1;
+    for (; gap > 0; gap /= 3)
+      for (int64_t i = gap; i < member_count_; ++i) {
+        const Member member = members_[i];
+        int64_t at = i;
+        for (; at >= gap && member.comes_before(members_[at - gap]); at -= gap)
+          members_[at] = members_[at - gap];
+        members_[at] = member;
+      }
+  }
 
   // Counts all items.
   void number_items() {
@@ -248,18 +262,18 @@ class QueryTiles {
     const int64_t tile = tiles_of_keys(b).keys;
     int64_t keys = problem_.seqlen_k(b);
     if (kMask == Mask::window && !kSinkTokens)
-      keys = std::min(keys, s.window_left + s.window_right + narrow_rows_ + tile);
+      keys = min(keys, s.window_left + s.window_right + narrow_rows_ + tile);
     return (keys + tile - 1) / tile;
   }
   int64_t split_tiles_of(int64_t b) const {
-    const int64_t tiles = std::max<int64_t>(key_tiles_of(b), 1);
-    const int64_t most = std::max(tiles_of_keys(b).least, split_tiles_);
+    const int64_t tiles = max<int64_t>(key_tiles_of(b), 1);
+    const int64_t most = max(tiles_of_keys(b).least, split_tiles_);
     const int64_t splits = rules_.num_splits ? rules_.num_splits : (tiles + most - 1) / most;
     return (tiles + splits - 1) / splits;
   }
   int64_t splits_of(int64_t b) const {
     const int64_t tiles = split_tiles_of(b);
-    return std::max<int64_t>((key_tiles_of(b) + tiles - 1) / tiles, 1);
+    return max<int64_t>((key_tiles_of(b) + tiles - 1) / tiles, 1);
   }
 
   int64_t tiles_of_head(int64_t b) const {
@@ -275,7 +289,7 @@ class QueryTiles {
   int64_t heads_at_once(int64_t b) const {
     const int64_t rows = problem_.seqlen_q(b) * problem_.group_size();
     if (rows == 0 || !has_few_rows(b)) return 1;
-    return std::min(heads_at_once_, rules_.rows_of_heads / rows);
+    return min(heads_at_once_, rules_.rows_of_heads / rows);
   }
   int64_t head_groups(int64_t b) const {
     const int64_t heads = heads_at_once(b);

@@ -9,9 +9,8 @@
 // whole kernel.
 #pragma once
 
-#include <algorithm>
+#include <cfloat>
 #include <cstring>
-#include <limits>
 #include <type_traits>
 
 #include "exponent.h"
@@ -131,7 +130,7 @@ class BiasAhead {
   }
 
   __attribute__((always_inline)) void ask() {
-    const BiasElement* const* const until = std::min(rows_ + rows_each_time_, last_row_);
+    const BiasElement* const* const until = min(rows_ + rows_each_time_, last_row_);
     for (; rows_ < until; ++rows_)
       for (const BiasElement* at = *rows_ + begin_; at < *rows_ + end_; at += kLineElements)
         __builtin_prefetch(at, 0, 2);
@@ -159,7 +158,7 @@ inline float descale_of(const Descale& descale, int64_t batch, int64_t query_hea
 inline void gather_token_descales(const RowsOfKeys<float>& scales, int64_t from, int count,
                                   int most, float* to) {
   for (int j = 0; j < count; ++j) to[j] = element_at(scales[from + j]);
-  std::fill(to + count, to + most, 0.0f);
+  fill(to + count, most - count, 0.0f);
 }
 
 // ---- Rows ---------------------------------------------------------------------------------------
@@ -258,8 +257,7 @@ struct Scores {
     if (!kQueryHeadDescales) descale *= descale_of(given.q_descale, batch, query_head);
     // Inputs that are all 0 may have a scale of 0. Hidden scores are infinite, and times 0 they
     // would be NaN.
-    constexpr float kSmallest = std::numeric_limits<float>::min();
-    return Scores(std::max(finite(shape.softmax_scale * descale), kSmallest), shape, given);
+    return Scores(max(finite(shape.softmax_scale * descale), FLT_MIN), shape, given);
   }
 
   Scores(float softmax_scale, const FmhaShape& shape, const Modifiers& given)
@@ -276,13 +274,13 @@ struct Scores {
         modifiers(given),
         bias_strides{given.bias_batch, given.bias_query, given.bias_head, given.bias_key} {}
 
-  static float finite(float a) { return std::min(a, std::numeric_limits<float>::max()); }
+  static float finite(float a) { return min(a, FLT_MAX); }
 
   // Rows [0, count) of a query tile become those from `at` on, as far as there is room.
   template <int kCount>
   void set_rows(const QueryRows& tile, int count, ModifiedRows<kCount>& rows, int at = 0) const {
     const Sequence& seq = tile.seq;
-    for (int n = 0; n < std::min(count, kCount - at); ++n) {
+    for (int n = 0; n < min(count, kCount - at); ++n) {
       const int i = at + n;
       const int64_t query = tile.query(n), head = tile.head(n);
       rows.query[i] = uint32_t(query);
@@ -400,7 +398,7 @@ struct Scores {
   int64_t tile_after(int64_t tile, int64_t begin) const {
     const int64_t next = tile + kTileKeys;
     if (!kSinkTokens || next < sink_size) return next;
-    return std::max(next, begin / kTileKeys * kTileKeys);
+    return max(next, begin / kTileKeys * kTileKeys);
   }
 
   // The sink of a head, as an exponent of e.
@@ -455,8 +453,8 @@ struct Scores {
   // What to subtract from the scores of rows with these maxima. A row that has not seen a key is
   // shifted by 0: -inf - -inf would be NaN.
   static inline Vec shift_of_max(Vec max) {
-    return simd::select_between(simd::broadcast(std::numeric_limits<float>::lowest()), max,
-                                simd::broadcast(kInfinity), max, simd::broadcast(0.0f));
+    return simd::select_between(simd::broadcast(-FLT_MAX), max, simd::broadcast(kInfinity), max,
+                                simd::broadcast(0.0f));
   }
 
   // The logarithm of what `sum` is of, relative to the largest score. In double, as the terms may
@@ -494,9 +492,8 @@ struct Scores {
   void set_lse(Normalisations<kCount>& to, int row, float lse, float max, float sum) const {
     if (sum == 0) return;
     // All are relative to the largest score, beside which their differences may be nothing.
-    constexpr double kRounding = std::numeric_limits<float>::epsilon();
     const double of_keys = __builtin_log(double(sum)), of_all = lse - double(max) * unit;
-    const bool are_all = of_all - of_keys <= kRounding * __builtin_fabs(lse);
+    const bool are_all = of_all - of_keys <= double(FLT_EPSILON) * __builtin_fabs(lse);
     to.set(row, max, are_all ? of_keys : of_all);
   }
 

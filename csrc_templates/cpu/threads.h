@@ -8,10 +8,10 @@
 #include <sys/stat.h>
 #endif
 
-#include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <new>
+
+#include "library.h"
 
 #define JITFMHA_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -81,11 +81,11 @@ T* thread_array(int64_t count) {
 inline int64_t worker_count(int64_t items, int64_t multiplications) {
   // Waking a thread costs more than it saves (some 10 microseconds) where it does less than this.
   constexpr int64_t kWorthThread = 1 << 18;
-  const int64_t wanted = std::min(items, multiplications / kWorthThread);
+  const int64_t wanted = min(items, multiplications / kWorthThread);
   if (wanted <= 1 || pool_was_lost) return 1;
   uint32_t threads = 1;
   pool.get_num_threads(&threads);
-  return std::min<int64_t>(threads, wanted);
+  return min<int64_t>(threads, wanted);
 }
 
 // Tells the processor that the thread waits for others.
@@ -113,7 +113,7 @@ class Turns {
     int64_t visited = 0;
     for (int64_t i = 0; i < shares_; ++i) {
       const int64_t share = (worker + i) % shares_, end = begin_of(share + 1);
-      std::atomic<int64_t>& next = next_[share].item;
+      Atomic<int64_t>& next = next_[share].item;
       while (next.load(kRelaxed) < end) {
         const int64_t item = next.fetch_add(1, kRelaxed);
         if (item >= end) break;
@@ -121,10 +121,10 @@ class Turns {
         ++visited;
       }
     }
-    visited_.fetch_add(visited, std::memory_order_release);
+    visited_.fetch_add(visited, __ATOMIC_RELEASE);
   }
 
-  bool all_are_visited() const { return visited_.load(std::memory_order_acquire) == items_; }
+  bool all_are_visited() const { return visited_.load(__ATOMIC_ACQUIRE) == items_; }
 
   // Whether all have been visited, if not now then some microseconds later. It pauses before it
   // yields, which takes longer than most threads wait.
@@ -141,17 +141,17 @@ class Turns {
   }
 
  private:
-  static constexpr std::memory_order kRelaxed = std::memory_order_relaxed;
+  static constexpr int kRelaxed = __ATOMIC_RELAXED;
   // In a cache line of its own, which stays with the thread that has the share.
   struct alignas(64) Next {
-    std::atomic<int64_t> item;
+    Atomic<int64_t> item;
   };
 
   int64_t begin_of(int64_t share) const { return items_ * share / shares_; }
 
   const int64_t items_, shares_;
   Next next_[kMostShares];
-  alignas(64) std::atomic<int64_t> visited_{0};
+  alignas(64) Atomic<int64_t> visited_{0};
 };
 
 // Calls run_item(item, scratch) for all items on `workers` threads, and where there is something to
@@ -168,12 +168,12 @@ bool run_items(int64_t items, int64_t workers, bool are_equal, const RunItem& ru
     const bool has_finish;
     const FinishItem& finish_item;
     Turns to_run, to_finish;
-    std::atomic<bool> out_of_memory{false};
+    Atomic<bool> out_of_memory{false};
 
     void take_items(int64_t worker) {
       Scratch* scratch = thread_scratch<Scratch>();
       if (!scratch) {
-        out_of_memory.store(true, std::memory_order_relaxed);
+        out_of_memory.store(true, __ATOMIC_RELAXED);
         return;
       }
       to_run.take(worker, [&](int64_t item) { run_item(item, *scratch); });
@@ -188,12 +188,11 @@ bool run_items(int64_t items, int64_t workers, bool are_equal, const RunItem& ru
           this);
     }
   };
-  const int64_t shares =
-      are_equal ? std::min(std::max<int64_t>(workers, 1), Turns::kMostShares) : 1;
+  const int64_t shares = are_equal ? min(max<int64_t>(workers, 1), Turns::kMostShares) : 1;
   Work work{run_item, has_finish, finish_item, {items, shares}, {items, shares}};
   work.take_items_on(workers);
   if (has_finish && !work.to_finish.all_are_visited()) work.take_items_on(workers);
-  return !work.out_of_memory.load(std::memory_order_relaxed);
+  return !work.out_of_memory.load(__ATOMIC_RELAXED);
 }
 template <class Scratch, class RunItem>
 bool run_items(int64_t items, int64_t workers, const RunItem& run_item) {

@@ -3,7 +3,6 @@
 // here, too: a tile that is not set up, and tiles whose shapes do not fit together.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -84,7 +83,7 @@ inline void store(void* to, int64_t stride) {
     std::memcpy(static_cast<char*>(to) + i * stride, it.operands[i], it.row_bytes);
 }
 
-inline float zero_if_subnormal(float a) { return std::fabs(a) < 0x1p-126f ? a * 0.0f : a; }
+inline float zero_if_subnormal(float a) { return __builtin_fabsf(a) < 0x1p-126f ? a * 0.0f : a; }
 
 // The bf16 number in the upper half of `bits`.
 inline float bf16_number(uint32_t bits) {
@@ -117,8 +116,8 @@ inline void add_bf16_products() {
       const float first = bf16_number(a.operands[m][k] << 16);
       const float second = bf16_number(a.operands[m][k]);
       for (int n = 0; n < b.columns(); ++n) {
-        of_firsts[n] = zero_if_subnormal(std::fma(first, firsts[k][n], of_firsts[n]));
-        of_seconds[n] = zero_if_subnormal(std::fma(second, seconds[k][n], of_seconds[n]));
+        of_firsts[n] = zero_if_subnormal(__builtin_fmaf(first, firsts[k][n], of_firsts[n]));
+        of_seconds[n] = zero_if_subnormal(__builtin_fmaf(second, seconds[k][n], of_seconds[n]));
       }
     }
     for (int n = 0; n < b.columns(); ++n) {

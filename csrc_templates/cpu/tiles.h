@@ -1,7 +1,6 @@
 // Tiles of the matrix products: how tensor rows are packed, and the product of one register block.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
 
 #include "elements.h"
@@ -64,8 +63,8 @@ __attribute__((noinline)) void pack_transposed(const Row& row, int at, int count
                                                float* to) {
   for (int first = 0; first < lanes; first += kLanes) {
     const Element* rows[kLanes];
-    for (int i = 0; i < kLanes; ++i) rows[i] = row(at + std::min(first + i, count - 1));
-    for (int i = first + kLanes; i < std::min(first + 2 * kLanes, count); ++i)
+    for (int i = 0; i < kLanes; ++i) rows[i] = row(at + min(first + i, count - 1));
+    for (int i = first + kLanes; i < min(first + 2 * kLanes, count); ++i)
       prefetch_row<kHdim>(row(at + i));
     for (int s = 0; s < padded_depth_of(kHdim); s += kLanes) {
       Vec block[kLanes];
@@ -123,7 +122,7 @@ inline auto rows_from(const T* first, int64_t stride) {
 template <int kHdim, int kCount>
 constexpr int start_of_vector(int d) {
   constexpr bool kEndsWithRow = kHdim >= kCount && kHdim % kOperandElements == 0;
-  return kEndsWithRow ? std::min(d, kHdim - kCount) : d;
+  return kEndsWithRow ? min(d, kHdim - kCount) : d;
 }
 
 // Rows of keys or values as they are, kStride operands apart, followed by zeros up to a whole
@@ -167,10 +166,10 @@ void stage_column_major(const KeyElement* from, int64_t hdim_stride, int count, 
   for (int d = 0; d < kHdim; d += kLanes)
     for (int row = 0; row < rows; row += kLanes) {
       const int key = row * kOperandElements;
-      const int readable_keys = std::min(std::max(count - key, 0), kVectorElements);
+      const int readable_keys = min(max(count - key, 0), kVectorElements);
       Vec block[kLanes];
       for (int i = 0; i < kLanes; ++i) {
-        const KeyElement* keys = from + std::min(d + i, kHdim - 1) * hdim_stride + key;
+        const KeyElement* keys = from + min(d + i, kHdim - 1) * hdim_stride + key;
         KeyElement edge[kVectorElements] = {};
         if (readable_keys < kVectorElements) {
           std::memcpy(edge, keys, readable_keys * sizeof(KeyElement));
@@ -181,7 +180,7 @@ void stage_column_major(const KeyElement* from, int64_t hdim_stride, int count, 
         block[i] = Operands::load_along_row<KeyDtype>(keys);
       }
       simd::transpose(block);
-      for (int i = 0; i < std::min(kLanes, rows - row); ++i)
+      for (int i = 0; i < min(kLanes, rows - row); ++i)
         simd::store(to + (row + i) * kStride + d, block[i]);
     }
 }
@@ -220,11 +219,11 @@ inline void multiply_block(const float* panel, const float* scalars, int depth,
 template <int kVectors, int kDepth, int kRowStride>
 inline void multiply_rows(const float* panel, const float* rows,
                           Vec (&block)[kBlockRows][kVectors]) {
-  multiply_block<kVectors, kRowStride, 1>(panel, rows, std::min(kDepth, kDotLength), block);
+  multiply_block<kVectors, kRowStride, 1>(panel, rows, min(kDepth, kDotLength), block);
   for (int s = kDotLength; s < kDepth; s += kDotLength) {
     Vec part[kBlockRows][kVectors];
     multiply_block<kVectors, kRowStride, 1>(panel + s * kVectors * kLanes, rows + s,
-                                            std::min(kDepth - s, kDotLength), part);
+                                            min(kDepth - s, kDotLength), part);
     for (int r = 0; r < kBlockRows; ++r)
       for (int v = 0; v < kVectors; ++v) block[r][v] = simd::add(block[r][v], part[r][v]);
   }

@@ -73,7 +73,7 @@ SERVES = (
 
 # What all kernels are made of beside their template and what depends on their traits.
 _HEADERS = (
-    *("dropout", "elements", "exponent", "intrinsics", "problem"),
+    *("dropout", "elements", "exponent", "intrinsics", "library", "problem"),
     *("schedule", "scores", "simd", "threads", "tiles"),
 )
 _TILE_UNITS: dict[CpuIsa, str] = {

@@ -14,7 +14,9 @@ from ..problem.problem import Direction
 from .problem import MOST_COLUMNS, RowTraits
 from .structs import CALLS, TEMPLATES
 
-_HEADERS = ("eight_bits", "elements", "exponent", "intrinsics", "rows", "simd", "threads")
+_HEADERS = (
+    *("eight_bits", "elements", "exponent", "intrinsics", "library", "rows", "simd", "threads"),
+)
 
 
 def spec_of_rows(
