@@ -338,15 +338,10 @@ def rounding_word(arch: Arch, dtype: str, bf16_cvt: int) -> str:
 
 @dataclass(frozen=True)
 class CodeObject:
-    """A built code object; what it takes is that of its largest kernel."""
+    """A built code object."""
 
     kernel: AnyKernel
     content: bytes
-    lds_bytes: int
-    vgprs: int
-    agprs: int
-    sgprs: int
-    spills: int
     compiler: str
 
     def row(self) -> dict[str, object]:
@@ -356,11 +351,6 @@ class CodeObject:
             "layout": self.kernel.arguments.layout,
             # Half of it, which a wheel has room for; it finds damage, and is no signature.
             "sha256": hashlib.sha256(self.content).hexdigest()[:32],
-            "lds_bytes": self.lds_bytes,
-            "vgprs": self.vgprs,
-            "agprs": self.agprs,
-            "sgprs": self.sgprs,
-            "spills": self.spills,
             "compiler": self.compiler,
         }
 
@@ -424,20 +414,8 @@ def build(kernel: AnyKernel) -> CodeObject:
     Raises what `compile_to_assembly` and `assemble_with_waits` do.
     """
     assembly, content = assemble_with_waits(compile_to_assembly(kernel), kernel.arch)
-    metadata: dict[str, int] = {}
-    for name, value in re.findall(r"^ {2}[- ] \.(\w+): +(\d+)$", assembly, re.MULTILINE):
-        metadata[name] = max(metadata.get(name, 0), int(value))
     (compiler,) = re.findall(r'\.ident\s+"(clang version [\d.]+)', assembly)
-    return CodeObject(
-        kernel,
-        content,
-        lds_bytes=metadata["group_segment_fixed_size"],
-        vgprs=metadata["vgpr_count"],
-        agprs=metadata["agpr_count"],
-        sgprs=metadata["sgpr_count"],
-        spills=metadata["vgpr_spill_count"] + metadata["sgpr_spill_count"],
-        compiler=compiler,
-    )
+    return CodeObject(kernel, content, compiler)
 
 
 def files(code_objects: list[CodeObject]) -> dict[Path, bytes]:
