@@ -45,11 +45,19 @@ __device__ inline float largest_with(float largest, Floats a) {
   return largest;
 }
 
-__device__ inline bool has_nan(Floats a) {
-  bool result = false;
+// The largest of absolute values; infinite or NaN where one is NaN.
+__device__ inline float largest_or_nan(float largest, Floats a) {
+#if defined(__gfx950__)
 #pragma unroll
-  for (int i = 0; i < kWidth; i += kSums) result |= __builtin_isunordered(a[i], a[i + kSums - 1]);
-  return result;
+  for (int i = 0; i < kWidth; i += kSums)
+    asm("v_maximum3_f32 %0, |%1|, |%2|, %0" : "+v"(largest) : "v"(a[i]), "v"(a[i + kSums - 1]));
+  return largest;
+#else
+  bool has_nan = false;
+#pragma unroll
+  for (int i = 0; i < kWidth; i += kSums) has_nan |= __builtin_isunordered(a[i], a[i + kSums - 1]);
+  return has_nan ? __builtin_inff() : largest_with<true>(largest, a);
+#endif
 }
 
 // The same as they lie in memory: words of 16 bytes at most, which one instruction moves.
@@ -226,5 +234,9 @@ __device__ inline float over_row(Shared shared, int turn, float x, const Combine
 __device__ inline float larger(float a, float b) {
   asm("v_max_f32 %0, %0, %1" : "+v"(a) : "v"(b));
   return a;
+}
+// Of numbers that are not below 0, or of NaN: in one instruction with what another lane has.
+__device__ inline float larger_magnitude(float a, float b) {
+  return bits_as<float>(bits_of(a) > bits_of(b) ? bits_of(a) : bits_of(b));
 }
 __device__ inline float added(float a, float b) { return a + b; }

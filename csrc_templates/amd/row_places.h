@@ -39,7 +39,8 @@ struct Place {
     return a;
   }
 
-  __device__ bool has(int i) const { return chunk(i) < chunks; }
+  // All but the last chunk, unless shares of a row have fewer.
+  __device__ bool has(int i) const { return kShares == 1 && i < kHeld - 1 || chunk(i) < chunks; }
   // Numbers of a share.
   __device__ int count(int of) const {
     constexpr int kOfShare = kHeld * kRowLanes * kWidth;
@@ -95,7 +96,10 @@ struct Weights {
 #pragma unroll
     for (auto& numbers : held) take_as_new(numbers);
   }
-  __device__ Floats at(int i) { return widened<Weight, kWidensWeightsAgain>(held[i]); }
+  template <bool kAgain>
+  __device__ Floats at(int i) {
+    return widened<Weight, kAgain>(held[i]);
+  }
 };
 
 // The sums of each term(i, numbers of its chunk ...) over what the wave has of a row.
@@ -178,7 +182,10 @@ struct Parts {
   float count;
 
   __device__ float sum(float x) const { return over_lanes<kLanes>(count > 0 ? x : 0, added); }
-  __device__ float largest(float x) const { return over_lanes<kLanes>(x, larger); }
+  template <class Larger>
+  __device__ float largest(float x, const Larger& larger) const {
+    return over_lanes<kLanes>(x, larger);
+  }
 };
 
 // Those that waves have of a workgroup's share of a row, and those that workgroups have of it. Only

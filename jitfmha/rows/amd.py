@@ -25,14 +25,15 @@ ELEMENTS = {"fp32": "FP32", "bf16": "BF16", "fp16": "FP16", "int8": "INT8"}
 ELEMENTS |= dict.fromkeys(FP8_NAMES.values(), "FP8")
 LARGEST = {"int8": 127, "fp8_e4m3fn": 448, "fp8_e4m3fnuz": 240}
 LOAD_BYTES = 16
-# Of a thread, before a row has more threads: enough on their way.
-_WANTED_CHUNKS = 4
+# Of a thread, before a row has more threads: enough on their way, and in rows of five times a power
+# of two all that there are.
+_WANTED_CHUNKS = 5
 _WAVE, _MOST_THREADS, _LEAST_THREADS = 64, 1024, 256
 # Workgroups of a row: as many lanes combine what they found.
 _MOST_SHARES = 16
 # Numbers of a thread that wait as floats, and registers of all that forward holds, of the 128 that
-# each of most threads has.
-_HELD, _HELD_REGISTERS = 32, 112
+# each of most threads has, or of the 168 of some.
+_HELD, _HELD_REGISTERS, _MORE_HELD_REGISTERS = 40, 112, 120
 # The same in backward, of the 128 that each has.
 _SUMMED_REGISTERS = 85
 # What a share of a row finds out in backward.
@@ -51,9 +52,13 @@ MOST_STRIDE = 1 << 21
 """From which on the rows of a workgroup may be further apart than a buffer reaches."""
 
 
-def _threads_of_unit(held_registers: int) -> int:
-    """How many have registers for what each holds, and for what it computes with."""
-    return 1024 if held_registers <= 88 else 768 if held_registers <= 128 else 512
+def _threads_of_unit(held_registers: int, *, gains_by_floats: bool) -> int:
+    """How many have registers for what each holds, and for what it computes with.
+
+    ``gains_by_floats``: of weights that are held as such, rather than by more threads.
+    """
+    most = 88 if gains_by_floats else 100
+    return 1024 if held_registers <= most else 768 if held_registers <= 128 else 512
 
 
 class RowKernel(NamedTuple):
@@ -123,16 +128,25 @@ class RowKernel(NamedTuple):
                     lanes *= 2
                 held = -(-chunks // (lanes * _MOST_SHARES))
             shares = -(-chunks // (lanes * held))
+            held = -(-chunks // (lanes * shares))
             if direction == "backward":
                 # What shares tell takes registers, too.
                 most_threads = max(lanes, most_threads // 2)
         else:
-            while lanes < most_threads and lanes * wanted < chunks:
+            # Of few each has more registers; rows of a part of a wave gain nothing by it.
+            least = min(wanted, 4)
+            more = min(_WANTED_CHUNKS, _MORE_HELD_REGISTERS // of_load) if wanted > 1 else 1
+            while lanes < most_threads:
+                of_thread = least if lanes < _WAVE else more if lanes <= 256 else wanted
+                if lanes * of_thread >= chunks:
+                    break
                 lanes *= 2
             held = -(-chunks // lanes)
         threads = most_threads if direction == "backward" else max(lanes, _WAVE)
-        of_unit = 0 if shares > 1 or is_alone else _threads_of_unit(held * of_load)
-        of_unit = -(-of_unit // threads)
+        of_unit = 0
+        if shares == 1 and not is_alone:
+            gains = traits.has_bias and lanes > _WAVE
+            of_unit = -(-_threads_of_unit(held * of_load, gains_by_floats=gains) // threads)
         combined = _COMBINED_COLUMNS
         while combined < _MOST_COMBINED_COLUMNS and columns > combined * _COMBINING_WORKGROUPS:
             combined *= 2
