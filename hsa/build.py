@@ -315,8 +315,6 @@ class BackwardKernels:
             "keys": self.keys,
             "queries": EDGE_QUERIES,
             "knl_name": self.name,
-            "row_sums_name": self.row_sums_name,
-            "round_dq_name": self.round_dq_name,
             "co_name": self.file_name,
             "threads": self.threads,
             "edge_threads": EDGE_THREADS,

@@ -77,7 +77,7 @@ AITER_BACKWARD_COLUMNS = (
 )
 READY_BACKWARD_COLUMNS = (
     *("dtype", "hdim_q", "hdim_v", "masked", "mode", "bf16_cvt", "deterministic"),
-    *("keys", "queries", "knl_name", "row_sums_name", "round_dq_name", "co_name"),
+    *("keys", "queries", "knl_name", "co_name"),
     *("threads", "edge_threads", "sha256"),
 )
 ANY_BF16_CVT = len(BF16_CVTS)
@@ -231,7 +231,6 @@ class ReadyBackwardRow(NamedTuple):
         is_deterministic: whether dq is added up in one order.
         keys: of a workgroup of the kernel ``symbol``, which makes dk and dv, and adds dq up.
         queries: of a workgroup of the two others.
-        row_sums_symbol, round_dq_symbol: of those before and after it.
         threads, edge_threads: of a workgroup of the first, and of the two others.
     """
 
@@ -245,8 +244,6 @@ class ReadyBackwardRow(NamedTuple):
     keys: int
     queries: int
     symbol: str
-    row_sums_symbol: str
-    round_dq_symbol: str
     threads: int
     edge_threads: int
     file: str
@@ -259,6 +256,16 @@ class ReadyBackwardRow(NamedTuple):
     @property
     def folder(self) -> str:
         return READY_BACKWARD_MANIFEST.parent.name
+
+    @property
+    def row_sums_symbol(self) -> str:
+        """Of the kernel before that in the middle."""
+        return f"{self.symbol}_row_sums"
+
+    @property
+    def round_dq_symbol(self) -> str:
+        """Of the kernel after it."""
+        return f"{self.symbol}_round_dq"
 
     @property
     def kernels(self) -> dict[str, int]:
@@ -467,8 +474,6 @@ def ready_backward_row(cells: Cells) -> ReadyBackwardRow:
         keys=cells.positive("keys"),
         queries=cells.positive("queries"),
         symbol=cells.symbol("knl_name"),
-        row_sums_symbol=cells.symbol("row_sums_name"),
-        round_dq_symbol=cells.symbol("round_dq_name"),
         threads=cells.threads("threads"),
         edge_threads=cells.threads("edge_threads"),
         file=cells.file("co_name"),

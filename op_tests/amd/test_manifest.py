@@ -270,7 +270,7 @@ def test_a_manifest_is_read_when_it_is_asked_for(tmp_path):
 def ready_rows(folder: Path) -> list[dict[str, object]]:
     """Two good rows of our backward manifest, with their files."""
     folder.mkdir(parents=True)
-    values = ("bf16", 64, 64, 0, 0, 0, 0, 128, 64, "main", "sums", "round", "a.co", 512, 256, SHA)
+    values = ("bf16", 64, 64, 0, 0, 0, 0, 128, 64, "main", "a.co", 512, 256, SHA)
     (folder / "a.co").touch()
     row: dict[str, object] = dict(zip(READY_BACKWARD_COLUMNS, values, strict=True))
     row["layout"] = READY_BACKWARD_ARGUMENTS.layout
@@ -285,7 +285,7 @@ def ready_rows(folder: Path) -> list[dict[str, object]]:
         ({"mode": 2}, "mode '2' is not known; 0, 1 are"),
         ({"bf16_cvt": 3}, "bf16_cvt '3' is not known"),
         ({"keys": 0}, "keys '0' is not between 1 and 65535"),
-        ({"row_sums_name": "a b"}, "row_sums_name 'a b' is not a symbol"),
+        ({"knl_name": "a b"}, "knl_name 'a b' is not a symbol"),
         ({"edge_threads": 100}, "edge_threads '100' is not a multiple of 64 up to 1024"),
         ({"sha256": ""}, "it has no sha256"),
         ({"sha256": "12"}, "sha256 '12' is not 32 to 64 hexadecimal digits"),
