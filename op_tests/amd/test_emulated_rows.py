@@ -122,9 +122,12 @@ def test_blocks_of_quantised_rows(kind, columns, rng, poisoned_memory, monkeypat
         assert not run.findings()
 
 
-@pytest.mark.parametrize("columns", [34, 100])
+@pytest.mark.parametrize("columns", [33, 34, 100])
 def test_rows_that_are_no_whole_loads(columns, rng, poisoned_memory, monkeypatch):
-    """The last load of a row begins within the one before, also of weights that take two."""
+    """The last load of a row begins within the one before, also of weights that take two.
+
+    Odd rows of 16 bits are loaded number by number.
+    """
     x = torch.randn(7, columns, generator=rng).half()
     call = RowCall("rms_norm", x, x.flip(0), torch.randn(columns, generator=rng), None, 1e-6)
     with jitfmha.emulate("gfx942", check=True) as run:
