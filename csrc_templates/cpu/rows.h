@@ -86,9 +86,13 @@ struct Several {
   T& operator[](int i) { return of[i]; }
   const T& operator[](int i) const { return of[i]; }
 };
-// A vector of each of kTerms sums.
+// A vector of each of kTerms sums. As an argument of Several its type would lose its attributes.
 template <int kTerms>
-using Vectors = Several<Vec, kTerms>;
+struct Vectors {
+  Vec of[kTerms];
+  Vec& operator[](int i) { return of[i]; }
+  const Vec& operator[](int i) const { return of[i]; }
+};
 
 // What join(joined, term) makes of `nothing` and all that term(column, lanes) gives over a row, in
 // as many lanes as there are; in lanes that do not belong to the row a term is `nothing`. Parts are
