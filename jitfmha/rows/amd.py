@@ -251,7 +251,7 @@ def planned_rows(
     Raises ``NotImplementedError`` where a launch has no room for their threads.
     """
     rows, columns = size
-    is_alone = rows <= target.compute_units
+    is_alone = direction == "forward" and rows <= target.compute_units
     kernel = RowKernel.of(traits, direction, target.arch, columns, width, is_alone=is_alone)
     blocks = -(-rows // kernel.rows)
     if kernel.of_unit > 0:

@@ -220,7 +220,7 @@ HOLD_MOST = [
 def test_no_gradient_spills(traits, arch, columns):
     """Nor those of `test_rows_that_are_no_whole_loads`, which are built anyway."""
     width = amd.LOAD_BYTES // DTYPE_BYTES[traits.dtype]
-    kernel = RowKernel.of(traits, "backward", arch, columns, width, is_alone=True)
+    kernel = RowKernel.of(traits, "backward", arch, columns, width, is_alone=False)
     assert_nothing_is_spilled(amd.kernel_spec(kernel), kernel.name, kernel.combine_name)
 
 
