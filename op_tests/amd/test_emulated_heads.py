@@ -76,7 +76,6 @@ def test_numbers_that_are_not_finite(arch):
         for dtypes in (("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "fp32"))
     ],
     2,
-    is_fixed=True,
 )
 def test_nothing_is_spilled(arch, is_interleaved, dtype, of_tables):
     """Of heads that are normalised, rotated and rounded to bytes."""
