@@ -329,7 +329,7 @@ def test_link_in_place_of_an_own_directory(tmp_path):
         mine.path.symlink_to(tmp_path / "home")
         ended: list[Path] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(owned_directory, "_end_processes_in", ended.append)
+            patch.setattr(owned_directory, "end_processes_in", ended.append)
             mine.remove()
     assert ended == []
     assert mine.path.is_symlink()

@@ -234,7 +234,7 @@ def _boot() -> str:
 def _remove_tree(path: Path) -> None:
     # What still runs there is the compiler of an interrupted build: ninja starts it in a process
     # group of its own, where neither a signal to the caller nor the end of ninja reaches it.
-    _end_processes_in(path)
+    end_processes_in(path)
     # Whose it is goes last: of what somebody leaves who dies meanwhile, others can tell that.
     with suppress(OSError), os.scandir(path) as listing:
         for item in listing:
@@ -245,7 +245,8 @@ def _remove_tree(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _end_processes_in(path: Path) -> None:
+def end_processes_in(path: Path) -> None:
+    """End this user's processes whose working directory is `path` or below. Does not raise."""
     where = os.path.realpath(path)
     for _ in range(100):  # A process that is about to start another may be caught in between.
         running = [pid for pid in _own_processes() if _works_in(pid, where)]

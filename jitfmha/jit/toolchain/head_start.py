@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..cache.directory import write_private
+from ..cache.owned_directory import end_processes_in
 from .ninja import write_script
 
 _FOLDER = "begun"
@@ -59,5 +60,8 @@ def begun(
     try:
         yield wait
     finally:
-        process.terminate()
+        # Not ninja alone: it waits for its compilers, and a shell that gets SIGINT while it starts
+        # one may lose it.
+        if process.poll() is None:
+            end_processes_in(folder)
         process.wait()

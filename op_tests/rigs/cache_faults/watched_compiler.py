@@ -38,7 +38,8 @@ class WatchedCompiler:
         watched = cls.below(folder)
         log, hold = shlex.quote(str(watched.log)), shlex.quote(str(watched.hold))
         watched.path.write_text(
-            "#!/bin/sh\n"
+            # Shells may lose one that comes while they start a program; so this one always does.
+            "#!/bin/sh\ntrap '' INT\n"
             'case " $* " in\n'
             f'*" -c "*) echo compile >>{log}; while [ -e {hold} ]; do sleep 0.05; done ;;\n'
             f'*" -shared "*) echo link >>{log} ;;\n'
