@@ -4,26 +4,36 @@ import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
 import pytest
+import torch
 
-from jitfmha.amd.chips import Arch
+from jitfmha.amd.chips import Arch, architecture
+from jitfmha.amd.recording_runtime import recorder_spec
 from jitfmha.emulator.library import Variant, build_spec, decoder_spec
+from jitfmha.gemm import amd as gemm
 from jitfmha.jit import BuildSpec
 from jitfmha.jit.toolchain.compiling import zig_program
 from jitfmha.jit.toolchain.device_compiler import HIP_FLAGS
 from jitfmha.kernels.compiled.backward_traits import BackwardTraits, backward_spec
+from jitfmha.kernels.compiled.sink_gradient import sink_gradient_name, sink_gradient_spec
 from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec
 from jitfmha.kernels.cpu import CpuTraits, launcher_spec
+from jitfmha.kernels.launcher import Block, LauncherKind
+from jitfmha.kernels.launcher import launcher_spec as amd_launcher_spec
 from jitfmha.kernels.modifiers import ModifierTraits
+from jitfmha.kernels.struct_launcher import struct_launcher_spec
 from jitfmha.planning.target import CpuIsa
-from jitfmha.problem.problem import Direction
+from jitfmha.problem.problem import Direction, Mode
 from jitfmha.problem.score_features import AskedModifiers
+from jitfmha.rows import amd as rows
 from jitfmha.rows.cpu import cpu_spec
+from jitfmha.rows.heads import amd as heads
+from jitfmha.rows.heads.problem import HeadTraits
 from jitfmha.rows.problem import KINDS, RowTraits
 
 Compiler = Literal["g++", "clang"]
@@ -37,6 +47,7 @@ _ALL = AskedModifiers("bf16", alibi_slopes=True, logit_softcap=True, sink_size=T
 _ALL_ON_CPU = ModifierTraits("cpu", _ALL, dropout=True)
 _ALL_ON_AMD = ModifierTraits("compiled", _ALL, dropout=True)
 _HDIMS = ((64, 64), (37, 21))
+_ARCHS: tuple[Arch, ...] = get_args(Arch)
 
 
 def _cpu_kernels() -> list[CpuTraits]:
@@ -77,10 +88,9 @@ def _cpu_kernels() -> list[CpuTraits]:
 
 
 def _device_kernels() -> list[ForwardTraits | BackwardTraits]:
-    archs: tuple[Arch, ...] = ("gfx942", "gfx950")
     found: list[ForwardTraits | BackwardTraits] = []
     for arch, hdims, modifiers in itertools.product(
-        archs, (*_HDIMS, (192, 128)), (ModifierTraits("compiled"), _ALL_ON_AMD)
+        _ARCHS, (*_HDIMS, (192, 128)), (ModifierTraits("compiled"), _ALL_ON_AMD)
     ):
         is_masked = modifiers == _ALL_ON_AMD
         found += [
@@ -95,7 +105,7 @@ def _device_kernels() -> list[ForwardTraits | BackwardTraits]:
                 stacks_heads=not is_masked,
             ),
         ]
-    of_latents = itertools.product(archs, ("bf16", "fp16"), (1, 2, 4), ("near", "wide_pages"))
+    of_latents = itertools.product(_ARCHS, ("bf16", "fp16"), (1, 2, 4), ("near", "wide_pages"))
     found += [
         ForwardTraits(
             *(
@@ -118,27 +128,73 @@ def _device_kernels() -> list[ForwardTraits | BackwardTraits]:
     return found
 
 
-def _kernels_of_rows() -> dict[str, Callable[[], BuildSpec]]:
+def _traits_of_rows(out_dtype: str) -> list[tuple[RowTraits, Direction]]:
     """With nothing but rows, and with all that there is."""
-    found: dict[str, Callable[[], BuildSpec]] = {}
-    for kind, dtype, isa, direction in itertools.product(
-        KINDS, ("fp32", "bf16", "fp16"), _X86_ISAS, get_args(Direction)
+    found: list[tuple[RowTraits, Direction]] = []
+    for kind, dtype, direction in itertools.product(
+        KINDS, ("fp32", "bf16", "fp16"), get_args(Direction)
     ):
         has_weight, has_bias = kind != "softmax", kind == "layer_norm"
-        out_dtype = "int8" if direction == "forward" else dtype
-        for traits in (
-            RowTraits(kind, dtype, dtype, dtype, False, False, False),
-            RowTraits(kind, dtype, "fp32", out_dtype, has_weight, has_bias, True),
-        ):
-            found[f"{traits.name}_{direction}_{isa}"] = partial(cpu_spec, traits, direction, isa)
+        out = out_dtype if direction == "forward" else dtype
+        found += [
+            (RowTraits(kind, dtype, dtype, dtype, False, False, False), direction),
+            (RowTraits(kind, dtype, "fp32", out, has_weight, has_bias, True), direction),
+        ]
     return found
 
 
-CPU_KERNELS: dict[str, Callable[[], BuildSpec]] = {
+def _rows_on_cpu() -> Iterator[tuple[str, Callable[[], BuildSpec]]]:
+    for (traits, direction), isa in itertools.product(_traits_of_rows("int8"), _X86_ISAS):
+        yield f"{traits.name}_{direction}_{isa}", partial(cpu_spec, traits, direction, isa)
+
+
+def _around_attention_on_amd() -> Iterator[tuple[str, Callable[[], BuildSpec]]]:
+    """Rows, heads, products and gradients of sinks."""
+    for arch, (columns, width) in itertools.product(_ARCHS, ((4096, 4), (40961, 1))):
+        for traits, direction in _traits_of_rows(architecture(arch).fp8_dtype):
+            row = rows.RowKernel.of(traits, direction, arch, columns, width, is_alone=False)
+            yield row.name, partial(rows.kernel_spec, row)
+    for arch, cache, choice in itertools.product(_ARCHS, ("bf16", "int8"), (False, True)):
+        of_heads = HeadTraits("bf16", "fp32", "fp32", cache, choice, choice)
+        head = heads.HeadKernel(
+            of_heads, arch, (128, 64), None if choice else 32, (True, choice), 4
+        )
+        yield head.name, partial(heads.kernel_spec, head)
+    for arch, dtype in itertools.product(_ARCHS, ("fp32", "bf16", "fp16")):
+        yield sink_gradient_name(arch, dtype), partial(sink_gradient_spec, arch, dtype)
+    for arch, dtype in itertools.product(_ARCHS, (torch.bfloat16, torch.int8)):
+        for tile, has_all in itertools.product(
+            (gemm.TILES[arch][0], gemm.FEW_ROWS[0]), (False, True)
+        ):
+            of_a = of_b = bool(tile.ahead) or has_all
+            end = (True, True, True, "gelu") if has_all else (False, False, False, "none")
+            product = gemm.GemmKernel(arch, tile, dtype, torch.float16, of_a, of_b, *end)
+            yield product.name, partial(gemm.kernel_spec, product)
+
+
+def _launchers() -> Iterator[tuple[str, Callable[[], BuildSpec]]]:
+    ways = itertools.product(_ARCHS, get_args(Mode), get_args(Direction), get_args(Block))
+    for arch, mode, direction, block in ways:
+        kind = LauncherKind(arch, mode, direction, block)
+        yield f"{kind.name}_{arch}", partial(amd_launcher_spec, kind)
+    yield "one_struct", struct_launcher_spec
+    yield "recorder", partial(recorder_spec, "libamdhip64.so")
+
+
+HOST_SOURCES: dict[str, Callable[[], BuildSpec]] = {
     **{traits.name: partial(launcher_spec, traits) for traits in _cpu_kernels()},
-    **_kernels_of_rows(),
+    **dict(_rows_on_cpu()),
+    **dict(_launchers()),
 }
-DEVICE_KERNELS = {traits.name: traits for traits in _device_kernels()}
+DEVICE_KERNELS: dict[str, Callable[[], BuildSpec]] = {
+    **{
+        traits.name: partial(
+            kernel_spec if isinstance(traits, ForwardTraits) else backward_spec, traits
+        )
+        for traits in _device_kernels()
+    },
+    **dict(_around_attention_on_amd()),
+}
 
 
 def check(spec: BuildSpec, compiler: Sequence[str], folder: Path, *but: str) -> None:
@@ -169,19 +225,18 @@ def host_compiler(name: Compiler) -> list[str]:
 
 
 @pytest.mark.sample(
-    ("compiler", "name"), list(itertools.product(get_args(Compiler), CPU_KERNELS)), 4
+    ("compiler", "name"), list(itertools.product(get_args(Compiler), HOST_SOURCES)), 4
 )
-def test_kernels_for_the_cpu(compiler, name, tmp_path):
-    check(CPU_KERNELS[name](), host_compiler(compiler), tmp_path)
+def test_what_hosts_run(compiler, name, tmp_path):
+    check(HOST_SOURCES[name](), host_compiler(compiler), tmp_path)
 
 
 @pytest.mark.sample("name", list(DEVICE_KERNELS), 2)
 def test_kernels_for_amd_gpus(name, tmp_path):
-    traits, zig = DEVICE_KERNELS[name], zig_program()
+    zig = zig_program()
     if zig is None:
         pytest.skip("ziglang is not installed")
-    spec = kernel_spec(traits) if isinstance(traits, ForwardTraits) else backward_spec(traits)
-    check(spec, [str(zig), "clang", *HIP_FLAGS], tmp_path, _OF_READY_KERNELS)
+    check(DEVICE_KERNELS[name](), [str(zig), "clang", *HIP_FLAGS], tmp_path, _OF_READY_KERNELS)
 
 
 @pytest.mark.sample("compiler", get_args(Compiler), 1)

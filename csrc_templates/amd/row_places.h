@@ -40,7 +40,7 @@ struct Place {
   }
 
   // All but the last chunk, unless shares of a row have fewer.
-  __device__ bool has(int i) const { return kShares == 1 && i < kHeld - 1 || chunk(i) < chunks; }
+  __device__ bool has(int i) const { return (kShares == 1 && i < kHeld - 1) || chunk(i) < chunks; }
   // Numbers of a share.
   __device__ int count(int of) const {
     constexpr int kOfShare = kHeld * kRowLanes * kWidth;
@@ -155,7 +155,8 @@ constexpr int kShareLanes = lanes_for(kShares);
 template <int kCount>
 __device__ inline bool over_shares(Global<Word> words, const Place& place, float* x) {
   if (kShares == 1 || place.row >= place.rows) return false;
-  static_assert(kShares == 1 || kRowLanes >= 64 && kCount * kShareLanes <= 64 && kShareLanes <= 16);
+  static_assert(kShares == 1 ||
+                (kRowLanes >= 64 && kCount * kShareLanes <= 64 && kShareLanes <= 16));
   constexpr Word kIsThere = 1ul << 32;
   if (place.lane == 0) {
 #pragma unroll

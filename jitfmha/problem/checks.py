@@ -234,8 +234,7 @@ def check_last_dimension(name: str, x: Tensor) -> None:
     """Raise ``ValueError`` where the last dimension is not contiguous."""
     if x.shape[-1] > 1 and x.stride(-1) != 1:
         raise ValueError(
-            f"{name} has stride {x.stride(-1)} in its last dimension, which must be contiguous; "
-            f"call {name}.contiguous()"
+            f"{name} has stride {x.stride(-1)} in its last dimension, which must be contiguous"
         )
 
 

@@ -193,11 +193,11 @@ def kernel_spec(kernel: RowKernel) -> jit.BuildSpec:
         "element": ELEMENTS[traits.dtype],
         "weight_element": ELEMENTS[traits.weight_dtype],
         "out_element": ELEMENTS[traits.out_dtype],
-        "largest": f"{LARGEST.get(traits.out_dtype, 0)}.0f",
     }
     traits_of_rows = jit.render("amd/rows_traits.h.in", constants)
     values: dict[str, object] = {"kernel": kernel.name, "traits": traits_of_rows}
     if direction == "forward":
+        values["largest"] = f"{LARGEST.get(traits.out_dtype, 0)}.0f"
         values["waves"] = kernel.of_unit * kernel.threads // 256
     else:
         values["combine_kernel"] = kernel.combine_name
