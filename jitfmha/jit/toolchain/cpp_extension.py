@@ -15,6 +15,7 @@ import errno
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -175,10 +176,38 @@ def _load(spec: BuildSpec, workspace: Path, cflags: list[str], ldflags: list[str
     return str(library)
 
 
+@contextmanager
+def _interrupt_afterwards() -> Iterator[None]:
+    """Handle the first SIGINT in the end, where it was to be handled in this thread by Python.
+
+    Python makes a TypeError of one KeyboardInterrupt in some hundred during imports: that of a
+    `from` whose module it was about to look up ("expected a message argument").
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = False
+
+    def note(_number: int, _frame: object) -> None:
+        nonlocal came
+        came = True
+        signal.signal(signal.SIGINT, handler)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        signal.raise_signal(signal.SIGINT)
+
+
+@_interrupt_afterwards()
 def _imported_cpp_extension() -> Any:
     """Imported when needed because it drags in setuptools, which a filled cache has no use for.
 
-    A KeyboardInterrupt meanwhile would leave half of setuptools in place, with which no later
+    An exception of a signal meanwhile would leave half of setuptools in place, with which no later
     attempt succeeds. So what is half there is forgotten.
     """
     before = set(sys.modules)
