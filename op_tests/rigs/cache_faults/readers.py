@@ -24,9 +24,10 @@ from jitfmha.jit.cache.key import EntryKey, entry_key
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
 from .outcome import Extent, Outcome
-from .processes import Worker, wait_for_exit
+from .processes import Worker, wait_for_exit, wait_until
 from .sandbox import Sandbox
 
+# At least; it goes on until everybody has met, which on a busy machine takes longer.
 _SECONDS = {Extent.SHORT: 3.0, Extent.LONG: 60.0}
 _READERS = 3
 _LAUNCHERS = 3
@@ -35,6 +36,7 @@ LIMIT_SECONDS = {Extent.SHORT: 180.0, Extent.LONG: 400.0}
 _LOAD_LIMIT_SECONDS = 60.0
 _HOLD_SECONDS = 1.0
 _WATCH_SECONDS = 0.5
+_END = "end"
 
 _SOURCE = """\
 // A table of many pages, and the sum of all of it.
@@ -58,6 +60,9 @@ class _Step(IntEnum):
     SAW_NOTHING_PARTIAL = 13
 
 
+_MEETING = (_Step.BUILT, _Step.EVICTED_WHILE_LOADED, _Step.CLEARED)
+
+
 def run_inside(sandbox: Sandbox, extent: Extent) -> Outcome:
     """All processes, for a time."""
     # Whoever builds would import it, and the time is for builds.
@@ -65,23 +70,29 @@ def run_inside(sandbox: Sandbox, extent: Extent) -> Outcome:
 
     outcome = Outcome()
     specs = [_spec(f"shared{number}", number) for number in range(_LAUNCHERS)]
-    end = time.monotonic() + _SECONDS[extent]
+    steps_seen = sandbox.root / "steps"
+    steps_seen.mkdir()
     tiny = {"JITFMHA_CACHE_LIMIT": "1"}
 
     def start(
         step: Callable[[random.Random], _Step], limit: dict[str, str] | None = None
     ) -> Worker:
         rng = random.Random(sandbox.rng.randrange(2**31))
-        return sandbox.start(lambda: _repeat(step, rng, end), limit)
+        return sandbox.start(lambda: _repeat(step, rng, steps_seen), limit)
 
     workers = {f"reader {i}": start(lambda rng: _read(rng, specs)) for i in range(_READERS)}
     workers["publisher"] = start(lambda rng: _rebuild(rng, specs))
     workers["watcher"] = start(_watch)
     workers["clearer"] = start(_clear)
     workers["evictor"] = start(_evict, tiny)
+    time.sleep(_SECONDS[extent])
+    wait_until(
+        lambda: all((steps_seen / step.name).exists() for step in _MEETING), _LOAD_LIMIT_SECONDS
+    )
+    (steps_seen / _END).touch()
     steps: Counter[str] = Counter()
     for name, worker in workers.items():
-        ending = worker.end(_SECONDS[extent] + 2 * _LOAD_LIMIT_SECONDS)
+        ending = worker.end(2 * _LOAD_LIMIT_SECONDS)
         outcome.expect(ending.status == 0, f"{name}: {ending}")
         counts, failures = ending.report.get("counts", {}), ending.report.get("failures", [])
         assert isinstance(counts, dict)
@@ -102,12 +113,12 @@ def _spec(name: str, number: int) -> jit.BuildSpec:
 
 
 def _repeat(
-    step: Callable[[random.Random], _Step], rng: random.Random, end: float
+    step: Callable[[random.Random], _Step], rng: random.Random, steps_seen: Path
 ) -> dict[str, object]:
-    """One child process after the other, each of which takes one step."""
+    """One child process after the other, each of which takes one step, until the end is there."""
     counts: Counter[str] = Counter()
     failures = []
-    while time.monotonic() < end:
+    while not (steps_seen / _END).exists():
         seed = rng.randrange(2**31)
         child = os.fork()
         if child == 0:
@@ -115,6 +126,7 @@ def _repeat(
         code = wait_for_exit(child, _LOAD_LIMIT_SECONDS)
         if code in set(_Step) - {_Step.FAILED}:
             counts[_Step(code).name] += 1
+            (steps_seen / _Step(code).name).touch()
         else:
             failures.append("stuck" if code is None else f"exit code {code}")
     return {"counts": counts, "failures": failures}
@@ -205,7 +217,7 @@ def _is_mapped_from(path: Path) -> bool:
 
 
 def _check_that_they_met(outcome: Outcome, steps: Counter[str]) -> None:
-    for step in (_Step.BUILT, _Step.EVICTED_WHILE_LOADED, _Step.CLEARED):
+    for step in _MEETING:
         outcome.expect(steps[step.name] > 0, f"nothing was {step.name.lower()} in all that time")
 
 
