@@ -46,8 +46,10 @@ def run_inside(sandbox: Sandbox, extent: Extent) -> Outcome:
         what = f"killed builder: slowest of {_KILLS[extent]} next callers"
         what += " over the slowest normal build"
         outcome.at_most(what, kills.slowest_over_slowest(), _BAR, "x")
-    what = "killed builder: median next caller over the median normal build"
-    outcome.at_most(what, kills.median_over_median(), _BAR, "x")
+    median = kills.median_over_median()
+    if median is not None:
+        what = "killed builder: median next caller over the median normal build"
+        outcome.at_most(what, median, _BAR, "x")
     return outcome
 
 
@@ -180,10 +182,10 @@ class _KilledBuilders:
         """The slowest of the recoveries over the slowest of as many normal builds."""
         return max(r.seconds for r in self._recoveries) / max(self._normal)
 
-    def median_over_median(self) -> float:
-        """For the recoveries that had to build."""
+    def median_over_median(self) -> float | None:
+        """For the recoveries that had to build; None where a builder always ended before."""
         built = [r.seconds for r in self._recoveries if r.built]
-        return statistics.median(built) / statistics.median(self._normal)
+        return statistics.median(built) / statistics.median(self._normal) if built else None
 
     def summary(self) -> str:
         """Everything measured so far, in a line."""
