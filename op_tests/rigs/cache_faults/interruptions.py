@@ -26,7 +26,8 @@ _REPEATS = {Extent.SHORT: 1, Extent.LONG: 3}
 _RANDOM_MOMENTS = {Extent.SHORT: 1, Extent.LONG: 60}
 LIMIT_SECONDS = {Extent.SHORT: 300.0, Extent.LONG: 3600.0}
 _CALL_LIMIT_SECONDS = 60.0
-# What ends a process or a compiler acts at once; this is for a machine that is busy.
+# What ends a process or a compiler acts at once, but for the imports of a first build, which come
+# to their end; this is for a machine that is busy, where none is held that would end by itself.
 _GRACE_SECONDS = 3.0
 _THREADS = 32
 
@@ -203,7 +204,9 @@ class _Interruptions:
         with self._case(f"interrupt while waiting, group={group}", hold=True):
             builder = self._sandbox.start(self._call.make)
             self._await_compiler()
-            waiter = self._sandbox.start(self._interruptible)
+            gate = Gate(1)
+            waiter = self._sandbox.start(lambda: self._interruptible(gate))
+            gate.open()
             time.sleep(self._sandbox.rng.uniform(0.3, 1.5))
             waiter.signal(signal.SIGINT, group=group)
             self._expect(builder.is_running(), "the builder ended when the waiter was interrupted")
@@ -216,12 +219,7 @@ class _Interruptions:
         """Anywhere between the call and its end, the imports of the first build included."""
         with self._case(f"interrupt at a random moment, group={group}"):
             gate = Gate(1)
-
-            def work() -> dict[str, object]:
-                gate.wait()
-                return self._interruptible()
-
-            caller = self._sandbox.start(work)
+            caller = self._sandbox.start(lambda: self._interruptible(gate))
             gate.open()
             time.sleep(self._sandbox.rng.uniform(0, max(self._ends)))
             caller.signal(signal.SIGINT, group=group)
@@ -272,7 +270,7 @@ class _Interruptions:
             left.pop("building", None)
         self._expect(not left, f"left behind {left}")
 
-    def _interruptible(self) -> dict[str, object]:
+    def _interruptible(self, gate: Gate | None = None) -> dict[str, object]:
         """Calls until it is interrupted, which must happen, and then once more.
 
         The second call waits until compilers may work: it builds too, and whoever looks for what
@@ -280,6 +278,8 @@ class _Interruptions:
         """
         finished = False
         try:
+            if gate:
+                gate.wait()  # An interrupt may come before the process has got any further.
             self._call.make()
             finished = True
             time.sleep(2 * _CALL_LIMIT_SECONDS)
@@ -289,7 +289,9 @@ class _Interruptions:
         return {"caught": caught, "finished": finished, "again": self._call.make()}
 
     def _expect_nothing_running(self, when: str, *, beside: Worker | None = None) -> None:
-        running = self._sandbox.still_running(_GRACE_SECONDS, beside=beside)
+        is_held = self._sandbox.compiler.hold.exists()
+        grace_seconds = _CALL_LIMIT_SECONDS if is_held else _GRACE_SECONDS
+        running = self._sandbox.still_running(grace_seconds, beside=beside)
         self._expect(not running, f"still running {when}: {running}")
 
     def _expect_interrupted(self, ending: Ending) -> None:

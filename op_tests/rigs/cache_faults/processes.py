@@ -66,6 +66,8 @@ class Worker:
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
+        # As a shell does, here and there: whoever signals the group may be first.
+        os.setpgid(self.pid, self.pid)
 
     def signal(self, number: signal.Signals, *, group: bool = False) -> None:
         """Send a signal to the process alone, or to all of the process group that it leads.
