@@ -45,5 +45,5 @@ else:
     ],
 )
 def test_call_in_a_child(before, threads, used):
-    done = run_python("-c", CODE, str(before), str(threads), code=None, timeout=120)
+    done = run_python("-c", CODE, str(before), str(threads), code=None)
     assert done.stdout.strip() == str(10 + used), done.stdout + done.stderr

@@ -37,7 +37,7 @@ assert jit.read(jit.BuildSpec("store", SOURCES, ("--offload-arch=gfx942",), tool
 _FRESH_PROCESS = """
 from jitfmha.jit.fresh_process import run_fresh
 code = "import ctypes, json, sys, jitfmha; print(jitfmha.__file__, *sys.argv[1:])"
-process = run_fresh(code, "argument", failure="it failed", timeout=120)
+process = run_fresh(code, "argument", failure="it failed", timeout=900)
 import jitfmha
 assert process.stdout.split() == [jitfmha.__file__, "argument"], process.stdout
 """
