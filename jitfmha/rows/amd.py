@@ -116,8 +116,12 @@ class RowKernel(NamedTuple):
         most_threads = _MOST_THREADS
         wanted = 1 if is_alone else min(_WANTED_CHUNKS, most_held)
         if direction == "backward":
-            # Two tensors of this row and the next one, the weight, and two sums of floats.
-            wanted, most_held = 1, _SUMMED_REGISTERS // (5 * registers + 2 * width)
+            # Two tensors of this row and the next one, the weight, and two sums of floats. A
+            # softmax has neither; its own floats are what came where that is fp32.
+            of_load = 5 * registers + 2 * width
+            if traits.kind == "softmax" and registers == width:
+                of_load = 4 * registers
+            wanted, most_held = 1, _SUMMED_REGISTERS // of_load
         ragged, shares, lanes = columns % width != 0, 1, 1
         if chunks > most_threads * most_held:
             lanes, held = most_threads, most_held
@@ -268,7 +272,7 @@ class LoadedRows(NamedTuple):
 
     Attributes:
         blocks: forward those of rows, of which a workgroup has all, or a share.
-        units_of_block: backward, as ``RowKernel`` has it.
+        units_of_block, rows: backward, as ``RowKernel`` has them.
         words: of 64 bits, zeros, with which the workgroups of all rows tell each other numbers.
         combining: workgroups that add up a gradient.
     """
@@ -276,6 +280,7 @@ class LoadedRows(NamedTuple):
     address: int
     blocks: int
     units_of_block: int
+    rows: int
     shares: int
     words: int
     combining: int
@@ -312,4 +317,5 @@ class AmdRows(StructLauncher):
         address = self.load(jit.read(spec), kernel.threads, *names)
         words = 1 + rows * kernel.words if kernel.shares > 1 else 0
         combining = -(-columns // kernel.combined_columns)
-        return LoadedRows(address, blocks, kernel.units_of_block, kernel.shares, words, combining)
+        of_gradients = kernel.units_of_block, kernel.rows
+        return LoadedRows(address, blocks, *of_gradients, kernel.shares, words, combining)

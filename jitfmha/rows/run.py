@@ -13,7 +13,7 @@ from ..call.known_calls import Run, keeps_calls
 from ..planning.target import AmdTarget, CpuTarget
 from ..problem.memory import HUGE_PAGES_FROM_BYTES, request_huge_pages
 from ..problem.problem import Direction
-from .amd import MOST_STRIDE, AmdRows
+from .amd import MOST_STRIDE, AmdRows, LoadedRows
 from .cpu import cpu_entry
 from .problem import (
     RowArguments,
@@ -57,7 +57,7 @@ class _Kernel:
             self._amd = AmdRows(traits, direction, target, (self.rows, self._columns))
         elif self.rows:
             self.entry = cpu_entry(traits, direction, target.isa)
-        self._blocks = self._blocks_of_gradients(1) if direction == "backward" else 0
+        self._blocks = self._blocks_of_gradients() if direction == "backward" else 0
         self.is_quick = self.entry is not None and self._are_plain and not self._wants_huge_pages
         # Of a forward call whose rows follow each other: what stands behind its tensors.
         self.sizes = (self._columns, self._columns, self.rows, self._columns, 0, eps)
@@ -86,7 +86,7 @@ class _Kernel:
         if amd:
             kernel = amd.loaded(pointers, strides)
             words = kernel.zeros(self._device)
-            blocks = self._blocks_of_gradients(kernel.units_of_block) if blocks else kernel.blocks
+            blocks = self._blocks_of_gradients(kernel) if blocks else kernel.blocks
         if self._wanted:
             size = self._wanted, blocks, columns
             partial = torch.empty(size, dtype=torch.float32, device=self._device)
@@ -103,14 +103,17 @@ class _Kernel:
     def _as_rows(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         return [None if x is None else as_rows(x, self._most_stride) for x in tensors]
 
-    def _blocks_of_gradients(self, units_of_block: int) -> int:
+    def _blocks_of_gradients(self, kernel: LoadedRows | None = None) -> int:
         target, blocks = self._target, self.rows * self._columns // _LEAST_BLOCK_ELEMENTS
         if not self._wanted:
             return max(min(blocks, self.rows), 1)
-        least, most = _LEAST_BLOCK_ROWS, _MOST_BLOCKS
-        if isinstance(target, AmdTarget):
-            least, most = _LEAST_ROWS_OF_WORKGROUP, target.compute_units // units_of_block
-        return max(min(blocks, self.rows // least, most), 1)
+        if not kernel or not isinstance(target, AmdTarget):
+            return max(min(blocks, self.rows // _LEAST_BLOCK_ROWS, _MOST_BLOCKS), 1)
+        most = target.compute_units // kernel.units_of_block
+        blocks = max(min(blocks, self.rows // _LEAST_ROWS_OF_WORKGROUP, most), 1)
+        # No more than have as many turns.
+        turns = -(-self.rows // (blocks * kernel.rows))
+        return -(-self.rows // (turns * kernel.rows))
 
 
 # In half the time that torch.empty takes.

@@ -209,6 +209,9 @@ OF_NO_WHOLE_LOADS = RowTraits("rms_norm", "fp16", "fp32", "fp16", True, False, T
 HOLD_MOST = [
     RowTraits("layer_norm", "bf16", name, "bf16", *(True,) * 3) for name in ("bf16", "fp32")
 ]
+SOFTMAX_OF_FLOATS = [
+    RowTraits("softmax", "fp32", "fp32", "fp32", False, False, has) for has in (False, True)
+]
 
 
 @pytest.mark.sample(
@@ -226,7 +229,7 @@ def test_no_gradient_spills(traits, arch, columns):
 
 @pytest.mark.sample(
     ("traits", "arch", "columns"),
-    list(product(HOLD_MOST, FP8, (16384, 131072))),
+    [*product(HOLD_MOST, FP8, (16384, 131072)), *product(SOFTMAX_OF_FLOATS, FP8, (16384, 20480))],
     1,
     always=[(HOLD_MOST[0], "gfx942", 16384)],
 )
@@ -244,3 +247,6 @@ def test_threads_of_a_row():
         assert (kernel.row_lanes, kernel.threads, kernel.held) == expected
     alone = RowKernel.of(traits, "forward", "gfx942", 1024, 8, is_alone=True)
     assert (alone.row_lanes, alone.threads, alone.held) == (128, 128, 1)
+    # Gradients hold four loads of floats, which are their own sums.
+    backward = RowKernel.of(SOFTMAX_OF_FLOATS[0], "backward", "gfx942", 16384, 4, is_alone=False)
+    assert (backward.shares, backward.held) == (1, 4)
