@@ -297,13 +297,14 @@ def check_that_threads_do_not_change_the_bits(
 
 def test_keys_that_nobody_sees(rng):
     """Their gradients are 0, whatever they hold; so are those of queries that see nothing."""
-    q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=400, hdim=16, hdim_v=48)
+    hdims = {"hdim": 16, "hdim_v": 48}
+    q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=400, **hdims)
     out, lse = fmha_fwd(q, k, v, mask=1, return_lse=True)
     _, dk, dv = fmha_bwd(torch.ones_like(out), q, k, v, out, lse, mask=1)
     assert not dk[:, 20:].any()
     assert not dv[:, 20:].any()
     assert dv[:, :20].all()
-    q, k, v = random_qkv(rng, seqlen_q=400, seqlen_k=20)
+    q, k, v = random_qkv(rng, seqlen_q=400, seqlen_k=20, **hdims)
     out, lse = fmha_fwd(q, k, v, mask=2, return_lse=True)
     dq, _, _ = fmha_bwd(torch.ones_like(out), q, k, v, out, lse, mask=2)
     assert not dq[:, :380].any()

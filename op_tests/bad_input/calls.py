@@ -35,7 +35,7 @@ class Kind:
 
 # Few, because each is compiled for both modes, with and without a mask; rows that do not end with
 # a vector, because that is where a kernel may read or write too much.
-KINDS = (Kind(torch.float32, 24, 40), Kind(torch.bfloat16, 33, 33), Kind(torch.float16, 64, 64))
+KINDS = (Kind(torch.float32, 37, 21), Kind(torch.bfloat16, 33, 33), Kind(torch.float16, 64, 64))
 # One: its kernels are compiled for both modes as well, with and without a mask.
 BACKWARD_KINDS = KINDS[1:2]
 SQUARE_KINDS = tuple(kind for kind in KINDS if kind.hdim_q == kind.hdim_v)
