@@ -389,8 +389,8 @@ def test_new_keys_of_eight_bits_are_copied(rng, device):
 
 def test_written_caches_are_another_version(rng):
     """In a first call and in a known one: where they were saved, backward refuses."""
-    q, k, v = (torch.randn(1, 1, 2, 16, generator=rng) for _ in range(3))
-    caches = [torch.zeros(1, 8, 2, 16, requires_grad=True) * 1 for _ in range(2)]
+    q, k, v = (torch.randn(1, 1, 2, hdim, generator=rng) for hdim in (HDIM, HDIM, HDIM_V))
+    caches = [torch.zeros(1, 8, 2, x.shape[-1], requires_grad=True) * 1 for x in (k, v)]
     lengths = torch.tensor([3], dtype=torch.int32)
     for _ in range(3):
         saved = [cache.square().sum() for cache in caches]
@@ -403,17 +403,18 @@ def test_written_caches_are_another_version(rng):
 
 def test_known_calls_refuse_shared_memory(rng):
     """Of tensors that lie as those before, which were apart."""
-    q, k, v = (torch.randn(1, 1, 2, 16, generator=rng) for _ in range(3))
-    k_cache, v_cache = torch.zeros(2, 1, 8, 2, 16)
+    q, k, v = torch.randn(3, 1, 1, 2, HDIM, generator=rng)
+    k_cache, v_cache = torch.zeros(2, 1, 8, 2, HDIM)
+    v, v_cache = v[..., :HDIM_V], v_cache[..., :HDIM_V]
     lengths = torch.tensor([3], dtype=torch.int32)
     for _ in range(2):
         flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=lengths)
     before, version = k_cache.clone(), k_cache._version
-    within = k_cache.flatten()[96:128].view(k.shape)
+    within = k_cache.flatten()[192:256].view(k.shape)
     for tensors, other in (
-        ((k_cache, k_cache, k, v), "v_cache"),
+        ((k_cache, k_cache[..., :HDIM_V], k, v), "v_cache"),
         ((k_cache, v_cache, within, v), "k"),
-        ((k_cache, v_cache, k, within), "v"),
+        ((k_cache, v_cache, k, within[..., :HDIM_V]), "v"),
     ):
         with pytest.raises(ValueError, match=f"k_cache is written and shares memory with {other};"):
             flash_attn_with_kvcache(q, *tensors, cache_seqlens=lengths)
@@ -423,7 +424,7 @@ def test_known_calls_refuse_shared_memory(rng):
 
 def test_caches_that_are_written_are_nothing_else(rng):
     """Whatever else is read may not lie in them, in a first call and in a known one."""
-    q, k, v = (torch.randn(2, 1, 2, 16, generator=rng) for _ in range(3))
+    q, k, v = (torch.randn(2, 1, 2, hdim, generator=rng) for hdim in (HDIM, HDIM, HDIM_V))
     cos, sin = torch.randn(2, 8, 4, generator=rng)
     plain = {"q": q, "cache_seqlens": torch.tensor([3, 5]).int()}
     rotated = plain | {"rotary_cos": cos, "rotary_sin": sin}
@@ -431,7 +432,8 @@ def test_caches_that_are_written_are_nothing_else(rng):
     padded = plain | {"cache_leftpad": torch.tensor([1, 2]).int()}
     pages = plain | {"block_table": torch.tensor([[0], [1]]).int()}
     for call in (plain, rotated, moved, padded, pages):
-        caches = {"k_cache": torch.zeros(2, 8, 2, 16), "v_cache": torch.zeros(2, 8, 2, 16)}
+        hdims = {"k_cache": HDIM, "v_cache": HDIM_V}
+        caches = {name: torch.zeros(2, 8, 2, hdim) for name, hdim in hdims.items()}
         for _ in range(2):
             for (to, cache), name in itertools.product(caches.items(), call):
                 x = call[name]

@@ -127,7 +127,7 @@ def test_infinite_values_are_passed_on(rng, dtype):
 
 def test_a_bias_of_minus_infinity_hides_no_nan(rng):
     """As in torch, whose sum of both is NaN; a boolean bias hides it."""
-    q, k, v = random_qkv(rng, batch=1, seqlen_q=40, seqlen_k=70, hdim=24)
+    q, k, v = random_qkv(rng, batch=1, seqlen_q=40, seqlen_k=70)
     q, bias = q.abs(), torch.zeros(1, 2, 40, 70)
     bias[..., 10:30, 7] = -torch.inf
     for bad in (torch.nan, torch.inf, -torch.inf):
