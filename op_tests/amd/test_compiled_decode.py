@@ -46,6 +46,7 @@ DTYPES = (
     *((dtype, kv_dtype) for dtype in ("bf16", "fp16") for kv_dtype in ("fp8", "int8")),
 )
 FEATURES = ("alibi", "softcap", "sink", "sink_tokens")
+NUMBERS_OF_SPLITS = (0, 1, 2, 3, 7, 9, 14, 40)
 PAGE_SIZES = (1, 6, 16, 32, 64, 128)
 _MOST_ROWS = 128
 # Query heads of a key head, and head dimensions, of which a wave has ever more.
@@ -80,7 +81,7 @@ def decode_call(drawn: random.Random) -> CompiledCall:
         lengths=tuple(lengths) if call.is_group else tuple(lengths[:1]) * 2,
         bf16_cvt=call.bf16_cvt if dtype == "bf16" and call.dtype == "bf16" else "rtne",
         scales=drawn.choice(("", *SCALES)) if has_8_bits else "",
-        num_splits=drawn.choice((0, 1, 2, 3, 7, 9, 14, 40)),
+        num_splits=drawn.choice(NUMBERS_OF_SPLITS),
         random_order=drawn.randrange(1 << 32),
     )
 
@@ -97,20 +98,35 @@ def in_pages(
     return pages
 
 
-@pytest.mark.sample("number", range(_THOUSAND), 6)
+@pytest.mark.sample("number", range(_THOUSAND), 3)
 def test_drawn_calls(rng, number):
-    """In all modes, with keys that are split or not, with and without what modifies scores."""
+    """In all modes, with keys that are split or not, with and without what modifies scores.
+
+    Two of each kernel, with other keys.
+    """
     drawn = random.Random(rng.initial_seed())
     call = decode_call(drawn)
-    is_paged = call.is_group and drawn.random() < 0.6
-    if is_paged:
+    page_size = drawn.choice(PAGE_SIZES) if call.is_group and drawn.random() < 0.6 else None
+    if page_size is not None:
         call = replace(call, gap=0)
+    check_drawn_call(rng, call, page_size)
+    lengths = [(queries, drawn.choice(SEQLENS_K)) for queries, _ in call.lengths]
+    call = replace(
+        call,
+        lengths=tuple(lengths) if call.is_group else tuple(lengths[:1]) * 2,
+        num_splits=drawn.choice(NUMBERS_OF_SPLITS),
+        random_order=drawn.randrange(1 << 32),
+    )
+    check_drawn_call(rng, call, page_size)
+
+
+def check_drawn_call(rng: torch.Generator, call: CompiledCall, page_size: int | None) -> None:
     given = inputs_of(call, rng)
     q, k, v = given.q, given.k, given.v
     more = given.sequences | {"bf16_cvt": call.bf16_cvt, "num_splits": call.num_splits}
     keys = k, v
-    if is_paged:
-        lengths, page_size = [pair[1] for pair in call.lengths], drawn.choice(PAGE_SIZES)
+    if page_size is not None:
+        lengths = [pair[1] for pair in call.lengths]
         most = -(-max(*lengths, 1) // page_size)
         table = torch.randperm(len(lengths) * most, generator=rng).view(-1, most).int()
         keys = k, v = (in_pages(rng, x, lengths, table, page_size) for x in keys)
