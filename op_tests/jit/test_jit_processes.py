@@ -39,6 +39,8 @@ def start_build(
 ) -> multiprocessing.process.BaseProcess:
     """Another process whose compiler runs, the one of this number."""
     fake_compiler.delay.write_text(seconds)
+    # To ask a compiler who it is takes long on a busy machine: this process would come too late.
+    jit.is_built(make_spec())
     builder = start(lambda: jit.load(make_spec()))
     assert wait_until(is_compiling(fake_compiler, count))
     return builder
