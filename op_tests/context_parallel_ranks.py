@@ -155,6 +155,7 @@ def slopes_and_sinks(seed: int) -> dict[str, float]:
 def slow_builds(seed: int) -> dict[str, float]:
     """One process compiles for longer than the group lets a message take."""
     size, brief = dist.get_world_size(), timedelta(seconds=4)
+    dist.barrier()  # The others of the new group are waited for as briefly.
     group = dist.new_group(list(range(size)), timeout=brief)
     kept = jit.is_built, jit.load
 
