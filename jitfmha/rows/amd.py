@@ -38,13 +38,20 @@ _HELD, _HELD_REGISTERS, _MORE_HELD_REGISTERS = 40, 112, 120
 _SUMMED_REGISTERS = 85
 # What a share of a row finds out in backward.
 _NUMBERS_OF_SHARE: dict[Kind, int] = {"softmax": 1, "rms_norm": 2, "layer_norm": 4}
-# From how many columns on one unit is as quick as two: blocks have parts of gradients, which are
-# traffic, too. LayerNorm's are not where HBM has more for each unit.
-_READ_BY_ONE: dict[tuple[Arch, Kind], int] = {
-    ("gfx942", "rms_norm"): 4096,
-    ("gfx942", "layer_norm"): 4096,
-    ("gfx950", "rms_norm"): 12288,
+# From how many columns on, of so many bytes, one unit is as quick as two: blocks have parts of
+# gradients, which are traffic, too. 16 bits have more to compute, and HBM more for each unit of
+# gfx950.
+_READ_BY_ONE: dict[tuple[Arch, Kind, int], int] = {
+    ("gfx942", "rms_norm", 2): 4096,
+    ("gfx942", "layer_norm", 2): 4096,
+    ("gfx942", "rms_norm", 4): 4096,
+    ("gfx942", "layer_norm", 4): 4096,
+    ("gfx950", "rms_norm", 2): 12288,
+    ("gfx950", "rms_norm", 4): 8192,
+    ("gfx950", "layer_norm", 4): 8192,
 }
+# And what part of its lanes' numbers rows of 16 bits are then at least; less for each further load.
+_WORKING, _WORKING_LESS = {"softmax": 0, "rms_norm": 0.7, "layer_norm": 0.9}, 0.2
 # Of a gradient, which a workgroup adds up: a line of the cache, or up to four, so that all of them
 # run at once.
 _COMBINED_COLUMNS, _MOST_COMBINED_COLUMNS, _COMBINING_WORKGROUPS = 32, 128, 256
@@ -154,7 +161,10 @@ class RowKernel(NamedTuple):
         combined = _COMBINED_COLUMNS
         while combined < _MOST_COMBINED_COLUMNS and columns > combined * _COMBINING_WORKGROUPS:
             combined *= 2
-        keeps_up = columns >= _READ_BY_ONE.get((arch, traits.kind), inf)
+        size = DTYPE_BYTES[traits.dtype]
+        working = 0 if size > 2 else _WORKING[traits.kind] - _WORKING_LESS * (held - 1)
+        has_work = columns >= working * lanes * held * width
+        keeps_up = has_work and columns >= _READ_BY_ONE.get((arch, traits.kind, size), inf)
         units = 2 if shares == 1 and keeps_up else shares
         of_row = width, ragged, lanes, threads, held, of_unit
         return cls(traits, direction, arch, *of_row, combined, units, shares)

@@ -250,3 +250,12 @@ def test_threads_of_a_row():
     # Gradients hold four loads of floats, which are their own sums.
     backward = RowKernel.of(SOFTMAX_OF_FLOATS[0], "backward", "gfx942", 16384, 4, is_alone=False)
     assert (backward.shares, backward.held) == (1, 4)
+    # A unit reads for two where its lanes have work, or little to compute.
+    for arch, dtype, columns, units in (
+        *(("gfx942", "bf16", 8192, 2), ("gfx942", "bf16", 5120, 1), ("gfx942", "fp32", 5120, 2)),
+        *(("gfx950", "bf16", 8192, 1), ("gfx950", "fp32", 8192, 2)),
+    ):
+        norm = RowTraits("layer_norm", dtype, dtype, dtype, True, True, False)
+        width = amd.LOAD_BYTES // DTYPE_BYTES[dtype]
+        kernel = RowKernel.of(norm, "backward", arch, columns, width, is_alone=False)
+        assert kernel.units_of_block == units
