@@ -38,20 +38,13 @@ _HELD, _HELD_REGISTERS, _MORE_HELD_REGISTERS = 40, 112, 120
 _SUMMED_REGISTERS = 85
 # What a share of a row finds out in backward.
 _NUMBERS_OF_SHARE: dict[Kind, int] = {"softmax": 1, "rms_norm": 2, "layer_norm": 4}
-# From how many columns on, of so many bytes, one unit is as quick as two: blocks have parts of
-# gradients, which are traffic, too. 16 bits have more to compute, and HBM more for each unit of
-# gfx950.
-_READ_BY_ONE: dict[tuple[Arch, Kind, int], int] = {
-    ("gfx942", "rms_norm", 2): 4096,
-    ("gfx942", "layer_norm", 2): 4096,
-    ("gfx942", "rms_norm", 4): 4096,
-    ("gfx942", "layer_norm", 4): 4096,
-    ("gfx950", "rms_norm", 2): 12288,
-    ("gfx950", "rms_norm", 4): 8192,
-    ("gfx950", "layer_norm", 4): 8192,
+# From how many columns on one unit is as quick as two: blocks have parts of gradients, which are
+# traffic, too.
+_READ_BY_ONE: dict[tuple[Arch, Kind], int] = {
+    ("gfx942", "rms_norm"): 4096,
+    ("gfx942", "layer_norm"): 4096,
+    ("gfx950", "rms_norm"): 12288,
 }
-# And what part of its lanes' numbers rows of 16 bits are then at least; less for each further load.
-_WORKING, _WORKING_LESS = {"softmax": 0, "rms_norm": 0.7, "layer_norm": 0.9}, 0.2
 # Of a gradient, which a workgroup adds up: a line of the cache, or up to four, so that all of them
 # run at once.
 _COMBINED_COLUMNS, _MOST_COMBINED_COLUMNS, _COMBINING_WORKGROUPS = 32, 128, 256
@@ -78,8 +71,7 @@ class RowKernel(NamedTuple):
         held: loads of a row that a thread keeps.
         of_unit: forward, workgroups of a unit, each with a block of rows; 0: all begin at once.
         combined_columns: those that a workgroup behind backward adds up.
-        units_of_block: backward, compute units for each block of rows with parts of gradients,
-            which are traffic, too.
+        units_of_block: backward, for each block of rows.
         shares: workgroups of a row, each with as many chunks as it keeps.
     """
 
@@ -123,25 +115,22 @@ class RowKernel(NamedTuple):
         most_threads = _MOST_THREADS
         wanted = 1 if is_alone else min(_WANTED_CHUNKS, most_held)
         if direction == "backward":
-            # Two tensors of this row and the next one, the weight, and two sums of floats. A
-            # softmax has neither; its own floats are what came where that is fp32.
+            # Two tensors of this row and the next one, the weight, and two sums of floats.
             of_load = 5 * registers + 2 * width
             if traits.kind == "softmax" and registers == width:
-                of_load = 4 * registers
+                of_load = 4 * width
             wanted, most_held = 1, _SUMMED_REGISTERS // of_load
         ragged, shares, lanes = columns % width != 0, 1, 1
         if chunks > most_threads * most_held:
             lanes, held = most_threads, most_held
             if direction == "backward":
                 lanes = _LEAST_THREADS
-                # Of more shares there are fewer blocks, whose gradients are parts to add up.
                 while lanes * most_held * _MOST_SHARES < chunks:
                     lanes *= 2
                 held = -(-chunks // (lanes * _MOST_SHARES))
             shares = -(-chunks // (lanes * held))
             held = -(-chunks // (lanes * shares))
             if direction == "backward":
-                # What shares tell takes registers, too.
                 most_threads = max(lanes, most_threads // 2)
         else:
             # Of few each has more registers; rows of a part of a wave gain nothing by it.
@@ -161,10 +150,11 @@ class RowKernel(NamedTuple):
         combined = _COMBINED_COLUMNS
         while combined < _MOST_COMBINED_COLUMNS and columns > combined * _COMBINING_WORKGROUPS:
             combined *= 2
-        size = DTYPE_BYTES[traits.dtype]
-        working = 0 if size > 2 else _WORKING[traits.kind] - _WORKING_LESS * (held - 1)
+        working = (0.9 if traits.kind == "layer_norm" else 0.7) - 0.2 * (held - 1)
         has_work = columns >= working * lanes * held * width
-        keeps_up = has_work and columns >= _READ_BY_ONE.get((arch, traits.kind, size), inf)
+        keeps_up = has_work and columns >= _READ_BY_ONE.get((arch, traits.kind), inf)
+        if traits.dtype == "fp32":
+            keeps_up = columns >= (4096 if arch == "gfx942" else 8192)
         units = 2 if shares == 1 and keeps_up else shares
         of_row = width, ragged, lanes, threads, held, of_unit
         return cls(traits, direction, arch, *of_row, combined, units, shares)
@@ -300,7 +290,7 @@ class LoadedRows(NamedTuple):
 
 
 class AmdRows(StructLauncher):
-    """The kernels of calls that differ in the addresses of their tensors alone."""
+    """The kernels of calls that differ in addresses alone."""
 
     def __init__(
         self, traits: RowTraits, direction: Direction, target: AmdTarget, size: tuple[int, int]
@@ -312,7 +302,6 @@ class AmdRows(StructLauncher):
         self._kernels: dict[int, LoadedRows] = {}
 
     def loaded(self, pointers: Sequence[int], strides: Sequence[int]) -> LoadedRows:
-        """The kernel for tensors that lie there."""
         traits, direction, _, (_, columns) = self._of_calls
         width = width_of_loads(traits, direction, columns, pointers, strides)
         if width not in self._kernels:
@@ -327,5 +316,5 @@ class AmdRows(StructLauncher):
         address = self.load(jit.read(spec), kernel.threads, *names)
         words = 1 + rows * kernel.words if kernel.shares > 1 else 0
         combining = -(-columns // kernel.combined_columns)
-        of_gradients = kernel.units_of_block, kernel.rows
-        return LoadedRows(address, blocks, *of_gradients, kernel.shares, words, combining)
+        units, shares = kernel.units_of_block, kernel.shares
+        return LoadedRows(address, blocks, units, kernel.rows, shares, words, combining)

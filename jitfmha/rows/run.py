@@ -111,7 +111,6 @@ class _Kernel:
             return max(min(blocks, self.rows // _LEAST_BLOCK_ROWS, _MOST_BLOCKS), 1)
         most = target.compute_units // kernel.units_of_block
         blocks = max(min(blocks, self.rows // _LEAST_ROWS_OF_WORKGROUP, most), 1)
-        # No more than have as many turns.
         turns = -(-self.rows // (blocks * kernel.rows))
         return -(-self.rows // (turns * kernel.rows))
 
