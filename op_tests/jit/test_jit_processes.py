@@ -153,8 +153,11 @@ def test_compilers_run_while_cpp_extension_is_imported(cache, fake_compiler, mon
         return imported()
 
     monkeypatch.setattr(cpp_extension, "_imported_cpp_extension", imported_late)
-    assert answer(make_spec()) == 42
-    assert fake_compiler.compiled() == 1
+    for jobs in ("\u0663", "\u00b2"):  # a three that only Python reads, and what it does not read
+        monkeypatch.setenv("MAX_JOBS", jobs)
+        assert answer(make_spec(name=f"demo_{ord(jobs)}")) == 42
+        assert os.environ["MAX_JOBS"] == jobs
+    assert fake_compiler.compiled() == 2
 
 
 def test_objects_of_failed_compilers_are_not_taken(cache, fake_compiler):

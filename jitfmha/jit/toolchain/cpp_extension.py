@@ -263,8 +263,11 @@ def _quiet_extension_log() -> Iterator[None]:
 def _environment(
     command: tuple[str, ...], workspace: Path, variables: Mapping[str, str]
 ) -> Iterator[None]:
+    jobs = os.environ.get("MAX_JOBS", "")
     changes = {
         **variables,
+        # It ends in an error where a digit is no decimal one, and ignores what else is no number.
+        "MAX_JOBS": str(int(jobs)) if jobs.isdecimal() else "",
         "CXX": compiler_script(workspace, command),
         "PATH": path_with_ninja(workspace),
         # The errors of the compiler are read by a program here.

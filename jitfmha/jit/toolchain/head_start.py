@@ -44,9 +44,9 @@ def begun(
     rule = f"rule compile\n  command = {compiling}\n"
     objects = (f"build {Path(source).stem}.o: compile {source}\n" for source in sources)
     write_private(folder / "build.ninja", (rule + "".join(objects)).encode())
-    jobs = os.environ.get("MAX_JOBS", "")
+    jobs = os.environ["MAX_JOBS"]
     process = subprocess.Popen(
-        ["ninja", *(("-j", jobs) if jobs.isdigit() else ())],
+        ["ninja", *(("-j", jobs) if jobs else ())],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
