@@ -31,23 +31,27 @@ from typing import get_args
 
 from jitfmha.amd.chips import Arch, architecture
 from jitfmha.amd.kernel_arguments import (
+    DEVICE,
+    DIVISOR,
+    GRADIENT_TENSORS,
     JITFMHA_ARGUMENTS,
     READY_BACKWARD_ARGUMENTS,
-    backward_device_header,
-    device_header,
+    TENSOR_STRIDES,
+    WINDOW,
 )
 from jitfmha.amd.manifest import FORWARD_MANIFEST, READY_BACKWARD_MANIFEST
-from jitfmha.emulator.wait_states import assemble_with_waits
-from jitfmha.jit.toolchain.device_compiler import compile_hip_to_assembly
+from jitfmha.emulator.wait_states import MissingWaits, missing_waits
+from jitfmha.jit.shared_struct import cpp_of
+from jitfmha.jit.toolchain.device_compiler import assemble, compile_hip_to_assembly
 
 HSA = Path(__file__).resolve().parent
 SOURCES = HSA / "src"
 
-# The headers that are written, and what is in them.
-ARGUMENTS = {
-    SOURCES / "arguments.h": device_header,
-    SOURCES / "backward_arguments.h": backward_device_header,
-}
+# What the assembler makes an instruction of; other lines are labels, directives and comments.
+_INSTRUCTION = re.compile(r"\s*((?:[sv]|ds|buffer|tbuffer|global|flat|scratch)_\w+)(?![\w:])")
+_ENCODING = re.compile(r"_(e32|e64|dpp|sdwa)(?=$|_)")
+# `s_nop 7` is what every GPU takes for as many as one instruction can be.
+_MOST_WAITS = 8
 ARCHS: tuple[Arch, ...] = get_args(Arch)
 MASKS = {0: "", 1: "causal_top_left", 2: "causal"}
 ROUNDINGS = {0: ("rtne", "nearest_even"), 1: ("rtna", "nearest_away"), 2: ("rtz", "towards_zero")}
@@ -414,6 +418,80 @@ def build(kernel: AnyKernel) -> CodeObject:
     assembly, content = assemble_with_waits(compile_to_assembly(kernel), kernel.arch)
     (compiler,) = re.findall(r'\.ident\s+"(clang version [\d.]+)', assembly)
     return CodeObject(kernel, content, compiler)
+
+
+def assemble_with_waits(assembly: str, arch: Arch) -> tuple[str, bytes]:
+    """Assemble what a compiler wrote, with an ``s_nop`` before each instruction that comes too
+    early; the text with these, and its code object.
+
+    Raises what `assemble` does, and ``RuntimeError`` where only a run says how the code goes on.
+    """
+    before = None
+    while True:
+        code_object = assemble(assembly, arch)
+        places = missing_waits(code_object)
+        if not places:
+            return assembly, code_object
+        left = sum(place.missing for place in places)
+        if not all(place.missing for place in places) or left == before:
+            raise RuntimeError("\n".join(map(str, places)))
+        assembly, before = _with_waits(assembly, places), left
+
+
+def _with_waits(assembly: str, places: Sequence[MissingWaits]) -> str:
+    """The text with what the first place of each kernel lacks, by which later ones gain, too."""
+    lines = assembly.splitlines(keepends=True)
+    for place in {place.kernel: place for place in reversed(places)}.values():
+        at = _line_of(lines, place)
+        waits = (min(left, _MOST_WAITS) for left in range(place.missing, 0, -_MOST_WAITS))
+        lines[at:at] = [f"\ts_nop {each - 1}\n" for each in waits]
+    return "".join(lines)
+
+
+def _line_of(lines: Sequence[str], place: MissingWaits) -> int:
+    start = lines.index(next(line for line in lines if line.startswith(f"{place.kernel}:")))
+    found = ((at, _INSTRUCTION.match(lines[at])) for at in range(start, len(lines)))
+    instructions = [(at, match[1]) for at, match in found if match]
+    at, mnemonic = instructions[place.number]
+    expected = place.instruction.split(maxsplit=1)[0]
+    if _ENCODING.sub("", mnemonic) != _ENCODING.sub("", expected):
+        raise RuntimeError(f"{place} is `{lines[at].strip()}` in the listing")
+    return at
+
+
+def device_header() -> str:
+    """Return the text of ``hsa/src/arguments.h``."""
+    return f"""\
+// The arguments of the forward kernels. Written by hsa/build.py: jitfmha/amd/kernel_arguments.py
+// states them, says what they mean, and gives them to the host's launcher too.
+#pragma once
+
+#include "address_spaces.h"
+
+{DIVISOR.cpp(DEVICE)}
+
+{JITFMHA_ARGUMENTS.cpp(DEVICE)}
+"""
+
+
+def backward_device_header() -> str:
+    """Return the text of ``hsa/src/backward_arguments.h``."""
+    structs = TENSOR_STRIDES, GRADIENT_TENSORS, WINDOW, READY_BACKWARD_ARGUMENTS
+    return f"""\
+// The arguments of the backward kernels. Written by hsa/build.py, as arguments.h is.
+#pragma once
+
+#include "arguments.h"
+
+{cpp_of(structs, DEVICE)}
+"""
+
+
+# The headers that are written, and what is in them.
+ARGUMENTS = {
+    SOURCES / "arguments.h": device_header,
+    SOURCES / "backward_arguments.h": backward_device_header,
+}
 
 
 def files(code_objects: list[CodeObject]) -> dict[Path, bytes]:

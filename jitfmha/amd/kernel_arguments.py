@@ -378,34 +378,6 @@ DEVICE = Dialect(
 )
 
 
-def device_header() -> str:
-    """Return the text of ``hsa/src/arguments.h``."""
-    return f"""\
-// The arguments of the forward kernels. Written by hsa/build.py: jitfmha/amd/kernel_arguments.py
-// states them, says what they mean, and gives them to the host's launcher too.
-#pragma once
-
-#include "address_spaces.h"
-
-{DIVISOR.cpp(DEVICE)}
-
-{JITFMHA_ARGUMENTS.cpp(DEVICE)}
-"""
-
-
-def backward_device_header() -> str:
-    """Return the text of ``hsa/src/backward_arguments.h``."""
-    structs = TENSOR_STRIDES, GRADIENT_TENSORS, WINDOW, READY_BACKWARD_ARGUMENTS
-    return f"""\
-// The arguments of the backward kernels. Written by hsa/build.py, as arguments.h is.
-#pragma once
-
-#include "arguments.h"
-
-{cpp_of(structs, DEVICE)}
-"""
-
-
 def compiled_structs() -> str:
     """What a compiled kernel takes, for its source, behind what ``arguments.h`` has."""
     of_work = STACKED_HEADS, ROW_BLOCK, SHARE_BEGIN, WORK_COSTS, WORK_LIST

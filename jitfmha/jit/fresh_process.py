@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 # How torch begins to say that NumPy is not there, which nothing here needs.
@@ -31,30 +29,3 @@ def fresh_python(code: str, *arguments: str, first: tuple[Path, ...] = ()) -> li
     """
     start = f"import sys; sys.path[:] = {search_path(*first)!r}\n"
     return [sys.executable, "-I", "-c", start + code, *arguments]
-
-
-def run_fresh(
-    code: str,
-    *arguments: str,
-    failure: str,
-    timeout: float,
-    cwd: str | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> subprocess.CompletedProcess[str]:
-    """Run ``code``, which can import what this process can, with ``environment`` on top of ours.
-
-    Raises ``RuntimeError``, ``failure`` with the process's stderr, when it fails.
-    """
-    process = subprocess.run(
-        fresh_python(code, *arguments),
-        cwd=cwd,
-        env={**os.environ, **(environment or {})},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    if process.returncode != 0:
-        raise RuntimeError(f"{failure}:\n{process.stderr.strip()}")
-    return process

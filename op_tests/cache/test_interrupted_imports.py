@@ -2,7 +2,7 @@
 
 from subprocesses import PATIENCE_SECONDS
 
-from jitfmha.jit.fresh_process import run_fresh
+from rigs.fresh_run import run_fresh
 
 # Interrupts the imports of the first build at every sixth module, each in a fork: twice, as the
 # first one waits for their end. Prints the numbers of those after which a second attempt fails.

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 from checked_kernels import Body, code_object_of, run_checked
+from hsa_build import hsa_build
 from launches import assembled, kernel_text
 
 from jitfmha.emulator.disassembly import disassemble
-from jitfmha.emulator.wait_states import MissingWaits, assemble_with_waits, missing_waits
+from jitfmha.emulator.wait_states import MissingWaits, missing_waits
 from jitfmha.jit.elf import Elf
 from jitfmha.jit.toolchain.device_compiler import assemble
 
@@ -147,7 +148,7 @@ def _listing(arch: str) -> str:
 
 
 def test_waits_are_put_in(arch):
-    assembly, code_object = assemble_with_waits(_listing(arch), arch)
+    assembly, code_object = hsa_build.assemble_with_waits(_listing(arch), arch)
     assert assemble(assembly, arch) == code_object
     assert missing_waits(code_object) == []
     needed = _NEEDED[arch]
@@ -162,7 +163,7 @@ def test_waits_are_put_in(arch):
 def test_what_waits_is_assembled_as_it_is(arch):
     text = kernel_text("kernel", _around(5, 6).code)
     assembly = _header(arch) + text
-    assert assemble_with_waits(assembly, arch) == (assembly, assembled(arch, text))
+    assert hsa_build.assemble_with_waits(assembly, arch) == (assembly, assembled(arch, text))
 
 
 def test_code_whose_way_on_a_run_alone_knows(arch):
@@ -171,14 +172,14 @@ def test_code_whose_way_on_a_run_alone_knows(arch):
     (place,) = missing_waits(code_object)
     assert (place.number, place.missing) == (1, 0)
     with pytest.raises(RuntimeError, match="only a run says"):
-        assemble_with_waits(_header(arch) + text, arch)
+        hsa_build.assemble_with_waits(_header(arch) + text, arch)
 
 
 def test_a_listing_of_other_code_is_told(arch, monkeypatch):
     place = MissingWaits("kernel", "kernel+0x4", 0, "v_mov_b32_e32 v1, v2", 1, "too early")
-    monkeypatch.setattr("jitfmha.emulator.wait_states.missing_waits", lambda code_object: [place])
+    monkeypatch.setattr(hsa_build, "missing_waits", lambda code_object: [place])
     with pytest.raises(RuntimeError, match="is `s_nop 0` in the listing"):
-        assemble_with_waits(_header(arch) + kernel_text("kernel", "  s_nop 0"), arch)
+        hsa_build.assemble_with_waits(_header(arch) + kernel_text("kernel", "  s_nop 0"), arch)
 
 
 def test_what_is_no_code_object_is_refused():

@@ -14,7 +14,6 @@ from instruction_texts import Texts
 from jitfmha.emulator import Emulator
 from jitfmha.emulator.library import load_decoder
 from jitfmha.emulator.runtime import Decoder
-from jitfmha.emulator.wait_states import assemble_with_waits
 
 # What LLVM takes and the ISA documents give no meaning: SDWA of packed halves, formats that there
 # are not, accumulation registers where nothing is accumulated, constants and signs of two floats.
@@ -139,7 +138,7 @@ def test_code_objects_of_the_tree_agree_with_llvms_listing(emulator, arch, seed,
         kernels = [*with_waits[:1], random.Random(seed).choice(kernels)]
 
     def listing(kernel: Any) -> tuple[str, bytes]:
-        return assemble_with_waits(hsa_build.compile_to_assembly(kernel), arch)
+        return hsa_build.assemble_with_waits(hsa_build.compile_to_assembly(kernel), arch)
 
     with ThreadPoolExecutor() as pool:
         listings = list(pool.map(listing, kernels))

@@ -35,7 +35,7 @@ from jitfmha import jit
 assert jit.read(jit.BuildSpec("store", SOURCES, ("--offload-arch=gfx942",), toolchain="device_hip"))
 """
 _FRESH_PROCESS = """
-from jitfmha.jit.fresh_process import run_fresh
+from rigs.fresh_run import run_fresh
 code = "import ctypes, json, sys, jitfmha; print(jitfmha.__file__, *sys.argv[1:])"
 process = run_fresh(code, "argument", failure="it failed", timeout=900)
 import jitfmha

@@ -14,10 +14,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from jitfmha.bench.report import Comparison, Progress, Report
 from jitfmha.bench.timing import alternate
 from jitfmha.call.interface import fmha_bwd, fmha_fwd
-from jitfmha.jit.fresh_process import run_fresh
 from jitfmha.problem.arguments import AttentionOptions
 from jitfmha.problem.dtypes import DTYPE_NAMES
 
+from .fresh_run import run_fresh
 from .over_sdpa import Sizes, compare
 
 _HEADS = 8

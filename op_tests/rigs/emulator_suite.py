@@ -11,9 +11,10 @@ from jitfmha.bench.report import Progress, Report
 from jitfmha.bench.timing import alternate
 from jitfmha.call.interface import fmha_fwd
 from jitfmha.emulator import DEVICES, Emulator, emulate
-from jitfmha.jit.fresh_process import run_fresh
 from jitfmha.jit.toolchain.device_compiler import assemble
 from jitfmha.problem.float64_reference import attention
+
+from .fresh_run import run_fresh
 
 _ARCH = "gfx942"
 _THREADS = 2

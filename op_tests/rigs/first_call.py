@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
-from jitfmha.jit.fresh_process import run_fresh
+from .fresh_run import run_fresh
 
 # The clocks start and stop inside the process, so its own start and torch's import stay out.
 _PROCESS = """

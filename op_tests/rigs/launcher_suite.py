@@ -18,13 +18,13 @@ from jitfmha.amd.chips import chip
 from jitfmha.bench.report import Progress, Report
 from jitfmha.bench.timing import alternate
 from jitfmha.call.interface import fmha_bwd, fmha_fwd
-from jitfmha.jit.fresh_process import run_fresh
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 from jitfmha.planning.target import AmdTarget
 from jitfmha.problem.arguments import AttentionOptions
 from jitfmha.problem.dropout import new_rng_state
 
 from . import decode_loop
+from .fresh_run import run_fresh
 from .recording_runtime import RecordingRuntime
 
 BUILD_SECONDS = 1.0
