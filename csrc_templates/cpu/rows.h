@@ -6,13 +6,13 @@
 #include <cstring>
 #include <type_traits>
 
-// Vectors of AVX-512 come with these.
-#if defined(__SSE2__) && !defined(__AVX512F__)
-#include <emmintrin.h>
-#endif
-
 #include "exponent.h"
 #include "threads.h"
+
+// Vectors may have come with declarations of these.
+#if defined(__SSE2__) && !defined(JITFMHA_INTRINSIC)
+#include <emmintrin.h>
+#endif
 
 namespace {
 
