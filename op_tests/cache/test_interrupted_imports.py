@@ -1,8 +1,7 @@
 """SIGINT during the imports of a first build."""
 
-from subprocesses import PATIENCE_SECONDS
-
 from rigs.fresh_run import run_fresh
+from subprocesses import PATIENCE_SECONDS
 
 # Interrupts the imports of the first build at every sixth module, each in a fork: twice, as the
 # first one waits for their end. Prints the numbers of those after which a second attempt fails.
