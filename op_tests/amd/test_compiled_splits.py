@@ -25,9 +25,10 @@ from torch import Tensor
 from untyped import fmha_fwd
 
 from jitfmha.amd.kernel_arguments import COMPILED_ARGUMENTS
+from jitfmha.kernels.compiled.decode_policy import StreamedKeys, StreamedSplits
 from jitfmha.kernels.compiled.split_choice import SplitChoice
 from jitfmha.kernels.compiled.traits import ForwardTraits, forward_tile, stacks_heads
-from jitfmha.kernels.ready.key_split import ONE_SPLIT
+from jitfmha.kernels.ready.key_split import ONE_SPLIT, KeySplit
 from jitfmha.planning.target import AmdTarget
 from jitfmha.problem.arguments import Arguments, KeyOptions, Modifiers
 from jitfmha.problem.float64_reference import attention
@@ -154,19 +155,18 @@ def test_stacked_heads_take_the_workgroups_of_key_heads(runtime):
     ("seqlen_k", "options", "num_splits"),
     [
         (8192, {}, 1),  # 64 sequences and key heads: units enough ask for keys
-        (8192, {"batch": 4}, 4),  # one more than enough: all waves have as many tiles
-        (8192, {"batch": 1, "heads": (256, 8)}, 14),  # two blocks of rows draw less
+        (8192, {"batch": 4}, 2),  # 32, which ask for too few
+        (8192, {"batch": 1, "heads": (256, 8)}, 13),  # two blocks of rows take longer
         (8192, {"num_splits": 1}, 1),
         (8192, {"num_splits": 7}, 7),
         (64, {"num_splits": 7}, 2),  # as many as there are tiles
         (16, {"num_splits": 7}, 1),
         (64, {}, 1),  # too few keys for a second launch to pay
         (8192, {"window_size": (100, 0)}, 1),  # as few are seen
-        (8192, {"batch": 4, "window_size": (100, 0), "sink_size": 8000}, 4),
-        (8192, {"batch": 4, "mask": 2}, 4),
-        # HBM is idle without 66 workgroups, but the results of 64 splits are loaded at once.
+        (8192, {"batch": 4, "window_size": (100, 0), "sink_size": 8000}, 2),
+        (8192, {"batch": 4, "mask": 2}, 2),
         (65536, {"batch": 1, "heads": (8, 1)}, 64),
-        (1 << 20, {"batch": 1, "heads": (8, 1)}, 69),
+        (1 << 20, {"batch": 1, "heads": (8, 1)}, 76),
         (8192, {"heads": (32, 32)}, 1),  # 256 sequences and heads
         # The other kernel: of 608 workgroups that run at a time.
         (8192, {"seqlen_q": 33}, 4),  # two tiles for each key head
@@ -215,7 +215,7 @@ def test_num_splits(runtime, seqlen_k, options, num_splits):
         (torch.bfloat16, torch.int8, 64, None, 1),
         (_FP8, _FP8, 128, 16, 1),
         (torch.bfloat16, torch.int8, 128, 16, 1),
-        (torch.bfloat16, torch.int8, 256, 1, 2),
+        (torch.bfloat16, torch.int8, 256, 1, 1),
         # Of eight waves.
         (_FP8, _FP8, 64, 16, 1),
         (_FP8, _FP8, 128, 1, 1),
@@ -263,17 +263,47 @@ def _splits_of_8_bit_keys(runtime, shape, q_dtype, kv_dtype, hdim, page_size):
     return splits
 
 
-@pytest.mark.parametrize(("hdim", "seqlen_k", "num_splits"), [(128, 4096, 1), (64, 8192, 2)])
-def test_wide_rows_are_not_split_where_a_quarter_of_the_units_is_enough(
-    runtime, hdim, seqlen_k, num_splits
-):
+@pytest.mark.parametrize("hdim", [64, 128])
+def test_keys_are_not_split_where_a_quarter_of_the_units_is_enough(runtime, hdim):
     """Of 64 sequences and key heads, on a chip of 256 units whose HBM is the quickest."""
     q, k = torch.zeros(2, 1, hdim).bfloat16()
-    q, k = q.expand(8, 1, 32, hdim), k.expand(8, seqlen_k, 8, hdim)
+    q, k = q.expand(8, 1, 32, hdim), k.expand(8, 4096, 8, hdim)
     with runtime.stands_for(runtime.target("MI355X")):
         fmha_fwd(q, k, k)
     (actual,) = runtime.launches()[0].fields(COMPILED_ARGUMENTS, "attention.num_splits.divisor")
-    assert actual == num_splits
+    assert actual == 1
+
+
+@pytest.mark.parametrize(
+    ("arch", "kind", "shape", "num_splits"),
+    [
+        # Narrow rows of few bytes: each wave has two tiles, which come at once.
+        ("gfx942", (1, False, 64, 0), (8, 8192, 1), 32),
+        ("gfx950", (2, False, 64, 0), (24, 4096, 1), 1),  # several tiles are on their way
+        ("gfx950", (1, False, 64, 1), (64, 4096, 1), 4),  # each key is looked up
+        ("gfx950", (2, False, 64, 16), (24, 4096, 1), 4),  # in pages
+        ("gfx950", (1, False, 64, 0), (64, 4096, 2), 4),  # two blocks of rows
+        ("gfx950", (1, True, 64, 0), (64, 4096, 1), 4),
+        ("gfx950", (2, False, 128, 0), (24, 32768, 1), 3),  # two draw less than HBM gives
+        ("gfx942", (2, False, 128, 0), (24, 32768, 1), 2),  # HBM is as busy with one round
+        ("gfx942", (1, False, 64, 1), (16, 8192, 1), 11),  # two of a unit compute for twice as long
+        ("gfx950", (1, False, 128, 0), (8, 4096, 2), 11),  # no wave has fewer tiles with 15
+        ("gfx942", (2, False, 128, 16), (16, 8192, 2), 5),  # more would gain next to nothing
+    ],
+    ids=str,
+)
+def test_splits_of_streamed_keys(arch, kind, shape, num_splits):
+    """Of numbers of so many bytes, whether they are fp8 beside fp16, the head dimension and pages.
+
+    A shape is sequences and key heads, keys, and blocks of rows, with eight rows of a query.
+    """
+    number_bytes, is_fp16, hdim, page_rows = kind
+    sequences, seqlen_k, blocks = shape
+    keys = StreamedKeys(number_bytes, is_fp16, is_fp16, hdim, hdim, page_rows, False)
+    units, streamed = {"gfx942": (304, 4.3e12), "gfx950": (256, 6.91e12)}[arch]
+    split = KeySplit(sequences, 16 * blocks, units * (2 if blocks == 1 else 1), hdim, 1, 1, 4e-13)
+    choice = StreamedSplits.of(split, keys, 8, arch, 32, 4, units, streamed)
+    assert choice.splits(2 * blocks, -(-seqlen_k // 32)).num_splits == num_splits
 
 
 def _choice_of_decode(

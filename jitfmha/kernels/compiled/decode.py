@@ -65,7 +65,6 @@ def streamed_keys(problem: Problem) -> StreamedKeys:
     return StreamedKeys(
         number_bytes=element_bytes(problem).kv,
         are_fp8=problem.kv_dtype in FP8_NAMES.values(),
-        are_integers=problem.kv_dtype == "int8",
         is_fp16=problem.dtype == "fp16",
         hdim_q=problem.hdim_q,
         hdim_v=problem.hdim_v,

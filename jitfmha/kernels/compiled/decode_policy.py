@@ -20,26 +20,22 @@ _MOST_ROWS = 128
 # Of rows. A wave has all of them, and what it makes of them, in its registers.
 MOST_BLOCKS, _MOST_WIDE_BLOCKS, WIDE_HDIM = 4, 2, 128
 _UNDIVIDED_BLOCKS = 2  # with as many, keys take longer to come than to be attended to
-# What a compute unit draws from HBM at most while others are idle, in bytes a second, by the cost
-# model: mostly 57e9 to 108e9 on gfx942 and 74e9 to 143e9 on gfx950; what leaves some to spare is
-# counted. Of wide rows that are in no pages it is 69e9 and 106e9 at least, and where so many units
-# are enough no keys are split.
-# Of 8-bit numbers, which become others, less: from 32e9 and 50e9 on. Of integers in wide pages from
-# 40e9 on and 57e9, of fp8 beside fp16 28e9 and 46e9; of narrow integers 33e9 and 48e9, or in wide
-# pages 28e9 and 40e9. Least where there is as much to do for few bytes, or each key is looked up:
-# with two blocks of narrow rows from 18.5e9 on, and 27.7e9. Wide rows draw 1.32 times as much and
-# more, and one block 1.33 times; fp8 beside fp16 0.86 times and more.
-_MOST_OF_UNIT = 65e9
-# With several blocks of rows, for which gfx942 computes longer than their keys take to come.
-_MOST_OF_BLOCKS: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 65e9}
-_MOST_OF_WIDE_ROWS: dict[Arch, float] = {"gfx942": 65e9, "gfx950": 100e9}
-_MOST_OF_8_BIT_UNIT: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 60e9}
-_MOST_OF_INTEGERS_IN_PAGES: dict[Arch, float] = {"gfx942": 40e9, "gfx950": 57e9}
-_MOST_OF_NARROW_INTEGERS: dict[Arch, float] = {"gfx942": 33e9, "gfx950": 48e9}
-_MOST_OF_SLOW_UNIT: dict[Arch, float] = {"gfx942": 18e9, "gfx950": 27e9}
-_WIDE_OVER_SLOW, _ONE_BLOCK_OVER_SLOW, _FP8_BESIDE_FP16_OVER_SLOW = 1.3, 1.3, 0.85
-# Of workgroups of eight waves, which do more for it.
-_MOST_OF_EIGHT_WAVES: dict[Arch, float] = {"gfx942": 36e9, "gfx950": 56e9}
+# What a workgroup takes for a key with its value, by the cost model: for its rows' scores, and for
+# each number. Of all data types that is about as much, so units draw less of narrow rows, and of
+# 8-bit numbers. Most kernels take up to 15 % less.
+_KEY_SECONDS: dict[Arch, float] = {"gfx942": 0.9e-9, "gfx950": 0.75e-9}
+_KEY_SECONDS_OF_BLOCK: dict[Arch, float] = {"gfx942": 1.03e-9, "gfx950": 0.45e-9}
+_NUMBER_SECONDS: dict[Arch, float] = {"gfx942": 8.5e-12, "gfx950": 4.9e-12}
+_NUMBER_SECONDS_OF_BLOCK: dict[Arch, float] = {"gfx942": 5.5e-12, "gfx950": 4.3e-12}
+# More of fp8 that becomes fp16, of each key that is looked up, and of all that is in pages.
+_FP16_SECONDS: dict[Arch, float] = {"gfx942": 9e-12, "gfx950": 4e-12}
+_LOOK_UP_SECONDS, _IN_PAGES = 0.6e-9, 1.12
+# From where a wave asks HBM for a tile until it has it, and what a unit draws of it at most.
+_SECONDS_ON_THE_WAY: dict[Arch, float] = {"gfx942": 0.72e-6, "gfx950": 0.62e-6}
+_MOST_OF_UNIT = 105e9
+# As many bytes of a row are on their way to each lane that loads, or a tile's (kTilesAhead in
+# csrc_templates/amd/decode_fwd.hip.in), in whole loads and columns.
+_AHEAD, _AHEAD_OF_EIGHT_WAVES, _WHOLE = 512, 256, 64
 _NARROW_HDIM = 64
 # Where eight waves gain by how wide rows are, too, of fp8 or int8 beside wider queries.
 _GAINS_BY_WIDTH: dict[Arch, bool] = {"gfx942": False, "gfx950": True}
@@ -49,8 +45,8 @@ _LEAST_OF_UNITS = 0.4  # where fewer have a workgroup, its keys have to be split
 # Fewer key tiles for a split would leave each wave of a workgroup less than two.
 _LEAST_STREAMED_TILES = 8
 _MOST_ROUNDS = 3  # of workgroups that the GPU runs at a time
-# More splits than are enough, among which some leave all waves as many tiles.
-_MORE = 8
+# Steps in which more units get a workgroup; and how much less more splits have to take.
+_STEPS, _WORTH_MORE = 16, 0.99
 # Of what HBM takes for a tile that waves take, by the cost model, which some waves have and others
 # not: mostly these bring their last tiles meanwhile. Of 8 to 32 of 128 and 256 tiles 0.08 to 0.12.
 _OF_UNEVEN_TILES = 0.1
@@ -90,14 +86,13 @@ class StreamedKeys(NamedTuple):
 
     Attributes:
         number_bytes: of a key's, and a value's, number.
-        are_fp8, are_integers: what these are, where they have 8 bits.
+        are_fp8: what these are, where they have 8 bits.
         is_fp16: whether queries are.
         page_rows: keys of a page; 0 where they are in none.
     """
 
     number_bytes: int
     are_fp8: bool
-    are_integers: bool
     is_fp16: bool
     hdim_q: int
     hdim_v: int
@@ -121,10 +116,13 @@ class StreamedKeys(NamedTuple):
 
     def have_eight_waves(self, blocks: int) -> bool:
         """Whether there are such kernels."""
-        is_even_q = self.hdim_q // _LOADED_TOGETHER * _LOADED_TOGETHER == self.hdim_q
-        is_even_v = self.hdim_v // _LOADED_TOGETHER * _LOADED_TOGETHER == self.hdim_v
         is_held = blocks == 1 and self.number_bytes == 1
-        return is_held and max(self.hdim_q, self.hdim_v) <= WIDE_HDIM and is_even_q and is_even_v
+        return is_held and max(self.hdim_q, self.hdim_v) <= WIDE_HDIM and self.has_even_rows()
+
+    def has_even_rows(self) -> bool:
+        """Whether no load has to be made in pieces."""
+        of_both = self.hdim_q // _LOADED_TOGETHER + self.hdim_v // _LOADED_TOGETHER
+        return of_both * _LOADED_TOGETHER == self.hdim_q + self.hdim_v
 
     def gain_by_eight_waves(self, arch: Arch, is_fp8: bool) -> bool:
         """Whether eight waves take less than two splits: by the cost model, as keys lie.
@@ -138,33 +136,39 @@ class StreamedKeys(NamedTuple):
             return is_narrow if self.page_rows == 0 else not (is_scattered and is_narrow)
         return is_scattered or (self.page_rows > 0 and is_narrow)
 
-    def most_of_unit(self, arch: Arch, ts_kv: int, waves: int, blocks: int) -> float:
-        """What a compute unit draws at most of them, where it has so many blocks of rows."""
-        if self.number_bytes > 1:
-            return _MOST_OF_UNIT if blocks == 1 else _MOST_OF_BLOCKS[arch]
-        if waves > DECODE_WAVES:
-            return _MOST_OF_EIGHT_WAVES[arch]
-        # Those of fp8 become others in fewer instructions than integers, but for fp16.
-        is_quick = self.are_fp8 and not self.is_fp16
-        is_narrow = max(self.hdim_q, self.hdim_v) <= _NARROW_HDIM
-        is_paged = self.page_rows > 0
+    def bytes_ahead(self, ts_kv: int, waves: int, blocks: int) -> int:
+        """Those on their way to a workgroup with so many blocks of rows."""
+        row = -(-self.hdim_q * self.number_bytes // _WHOLE) * _WHOLE
+        row += -(-self.hdim_v // _WHOLE) * _WHOLE * self.number_bytes
+        has_room = self.has_even_rows() and (self.number_bytes > 1 or blocks < MOST_BLOCKS)
+        most = _AHEAD if waves == DECODE_WAVES else _AHEAD_OF_EIGHT_WAVES
+        tiles = max(most // row, 1) if has_room else 1
+        return waves * tiles * ts_kv * self.row_bytes()
+
+    def row_bytes(self) -> int:
+        """Of a key and its value."""
+        return (self.hdim_q + self.hdim_v) * self.number_bytes
+
+    def computed_of_unit(self, arch: Arch, ts_kv: int, blocks: int) -> float:
+        """What a compute unit attends to, in bytes a second."""
+        of_number = _NUMBER_SECONDS[arch] + _NUMBER_SECONDS_OF_BLOCK[arch] * blocks
+        if self.are_fp8 and self.is_fp16:
+            of_number += _FP16_SECONDS[arch]
+        seconds = _KEY_SECONDS[arch] + _KEY_SECONDS_OF_BLOCK[arch] * blocks
+        seconds += of_number * (self.hdim_q + self.hdim_v)
         # A tile lies in one page or two, unless these are small.
         half_tile = ts_kv // 2
-        looks_up_keys = self.page_rows // half_tile * half_tile != self.page_rows
-        slow = _MOST_OF_SLOW_UNIT[arch]
-        if blocks == 1:
-            slow *= _ONE_BLOCK_OVER_SLOW
-        if self.are_fp8 and self.is_fp16:
-            slow *= _FP8_BESIDE_FP16_OVER_SLOW
-        if self.has_packed_pages or looks_up_keys:
-            return slow if is_narrow else slow * _WIDE_OVER_SLOW
-        if is_narrow and self.are_integers and not is_paged:
-            return _MOST_OF_NARROW_INTEGERS[arch]
-        if is_narrow and (is_paged or not is_quick):
-            return slow
-        if is_paged and not is_quick:
-            return _MOST_OF_INTEGERS_IN_PAGES[arch]
-        return _MOST_OF_8_BIT_UNIT[arch]
+        if self.page_rows // half_tile * half_tile != self.page_rows:
+            seconds += _LOOK_UP_SECONDS
+        return self.row_bytes() / seconds / self.slowness()
+
+    def drawn_of_unit(self, arch: Arch, ts_kv: int, waves: int, blocks: int) -> float:
+        """What comes to a compute unit at most, in bytes a second."""
+        comes = self.bytes_ahead(ts_kv, waves, blocks) / _SECONDS_ON_THE_WAY[arch]
+        return min(comes, _MOST_OF_UNIT) / self.slowness()
+
+    def slowness(self) -> float:
+        return _IN_PAGES if self.page_rows > 0 else 1.0
 
 
 @dataclass(frozen=True)
@@ -174,19 +178,23 @@ class StreamedSplits:
     Attributes:
         rows_of_query: query heads that are rows of the same tiles.
         waves: of a workgroup, which have its tiles of keys in turn.
+        units: compute units.
         tile_bytes: of a tile of keys and its values.
-        streamed: bytes a second that HBM gives the GPU.
-        enough: workgroups without which HBM is idle.
-        enough_unsplit: the same where keys are not split.
+        bytes_ahead: those on their way to a workgroup.
+        computed: bytes a second that a unit attends to.
+        drawn: those that come to it at most.
+        streamed: those that HBM gives the GPU.
     """
 
     key_split: KeySplit
     rows_of_query: int
     waves: int
+    units: int
     tile_bytes: int
+    bytes_ahead: int
+    computed: float
+    drawn: float
     streamed: float
-    enough: float
-    enough_unsplit: float
 
     @classmethod
     def of(
@@ -197,22 +205,21 @@ class StreamedSplits:
         arch: Arch,
         ts_kv: int,
         waves: int,
+        units: int,
         streamed: float,
     ) -> StreamedSplits:
         """Take what decides from a kernel's split, and what its calls read."""
-        tile_bytes = ts_kv * (keys.hdim_q + keys.hdim_v) * keys.number_bytes
-        most = keys.most_of_unit(arch, ts_kv, waves, key_split.ts_qo // BLOCK_ROWS)
-        is_wide = min(keys.hdim_q, keys.hdim_v) >= WIDE_HDIM and keys.page_rows == 0
-        most_unsplit = _MOST_OF_WIDE_ROWS[arch] if is_wide and keys.number_bytes > 1 else most
-        enough_unsplit = streamed / most_unsplit
+        blocks = key_split.ts_qo // BLOCK_ROWS
         return cls(
             key_split,
             rows_of_query,
             waves,
-            tile_bytes,
+            units,
+            ts_kv * keys.row_bytes(),
+            keys.bytes_ahead(ts_kv, waves, blocks),
+            keys.computed_of_unit(arch, ts_kv, blocks),
+            keys.drawn_of_unit(arch, ts_kv, waves, blocks),
             streamed,
-            streamed / most,
-            enough_unsplit,
         )
 
     def splits(self, seqlen_q: int, tiles: int) -> Splits:
@@ -222,22 +229,23 @@ class StreamedSplits:
         counted = rounded_tiles(tiles)
         if workgroups == 0:
             return ONE_SPLIT
-        enough = -(-int(self.enough * self.row_tiles(seqlen_q)) // workgroups)
-        most_of_any = min(max(_MOST_ROUNDS * split.slots // workgroups, enough), MOST_SPLITS)
+        most_of_any = min(_MOST_ROUNDS * split.slots // workgroups, MOST_SPLITS)
         most = min(counted // _LEAST_STREAMED_TILES, most_of_any)
         if most < 2:
             return ONE_SPLIT
         num_splits = 1
         least = self.seconds(seqlen_q, counted, 1)
-        for i in range(1 + _MOST_ROUNDS + _MORE):
+        for i in range(_STEPS + 1 + _MOST_ROUNDS):
             count = _COMBINED_AT_ONCE
-            if i > _MOST_ROUNDS:
-                count = enough + i - _MOST_ROUNDS - 1
-            elif i > 0:
-                count = max(i * split.slots // workgroups, 1)
-            count = min(count, most)
+            if i < _STEPS:
+                count = (i + 1) * self.units // (_STEPS * workgroups)
+            elif i > _STEPS:
+                count = (i - _STEPS) * split.slots // workgroups
+            # No more than leave the busiest wave as many tiles.
+            of_waves = self.tiles_of_wave(counted, min(max(count, 1), most)) * self.waves
+            count = -(-counted // of_waves)
             seconds = self.seconds(seqlen_q, counted, count)
-            if seconds < least:
+            if seconds < _WORTH_MORE * least:
                 num_splits = count
                 least = seconds
         if num_splits == 1:
@@ -255,16 +263,32 @@ class StreamedSplits:
         split = self.key_split
         row_tiles = self.row_tiles(seqlen_q)
         count = split.sequences * row_tiles * num_splits
-        rounds = count // split.slots
-        rest = count - rounds * split.slots
-        least = (self.enough if num_splits > 1 else self.enough_unsplit) * row_tiles
-        busy = rounds * split.slots + (max(rest, least) if rest > 0 else 0)
-        seconds_of_tile = split.sequences * self.tile_bytes / self.streamed
-        of_split = -(-tiles // num_splits)
-        of_wave = -(-of_split // self.waves)
-        uneven = of_wave * self.waves * num_splits - tiles
-        streamed = seconds_of_tile * (tiles * busy / count + uneven * _OF_UNEVEN_TILES)
-        return streamed + self.combine_seconds(seqlen_q, num_splits)
+        rounds = (count - 1) // split.slots
+        last = count - rounds * split.slots
+        of_waves = self.tiles_of_wave(tiles, num_splits) * self.waves
+        uneven = of_waves * num_splits - tiles
+        streamed = (tiles + uneven * _OF_UNEVEN_TILES) / num_splits / row_tiles
+        seconds = self.combine_seconds(seqlen_q, num_splits)
+        seconds += rounds * self.round_seconds(split.slots, row_tiles, streamed, of_waves)
+        return seconds + self.round_seconds(last, row_tiles, streamed, of_waves)
+
+    def round_seconds(
+        self, workgroups: int, row_tiles: int, streamed: float, of_waves: int
+    ) -> float:
+        """What so many at a time take, each of which has ``of_waves`` tiles and streams some.
+
+        Nothing hides what they ask for at first. What they compute of it hides the rest, of which
+        there is none where they have few tiles.
+        """
+        seconds = workgroups * streamed * self.tile_bytes / self.streamed
+        begun = min(workgroups / row_tiles * self.bytes_ahead / self.streamed, seconds)
+        computed = of_waves * self.tile_bytes / self.computed * -(-workgroups // self.units)
+        drawn = of_waves * self.tile_bytes / self.drawn
+        return max(seconds, max(begun + computed, drawn))
+
+    def tiles_of_wave(self, tiles: int, num_splits: int) -> int:
+        """Those that the busiest wave has."""
+        return -(-tiles // (num_splits * self.waves))
 
     def combine_seconds(self, seqlen_q: int, num_splits: int) -> float:
         """What it takes to combine them."""

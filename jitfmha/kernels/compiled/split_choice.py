@@ -46,7 +46,7 @@ class SplitChoice:
             *(rows_of_query, row.ts_qo, row.ts_kv),
             split,
             streams,
-            StreamedSplits.of(*of_kernel, row.threads // WAVE, speed),
+            StreamedSplits.of(*of_kernel, row.threads // WAVE, target.compute_units, speed),
         )
         # Lengths of a decode loop have as many tiles for a while.
         self._of_tiles = lru_cache(maxsize=64)(self.policy.of_tiles)
