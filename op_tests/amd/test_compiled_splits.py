@@ -289,6 +289,8 @@ def test_keys_are_not_split_where_a_quarter_of_the_units_is_enough(runtime, hdim
         ("gfx942", (1, False, 64, 1), (16, 8192, 1), 11),  # two of a unit compute for twice as long
         ("gfx950", (1, False, 128, 0), (8, 4096, 2), 11),  # no wave has fewer tiles with 15
         ("gfx942", (2, False, 128, 16), (16, 8192, 2), 5),  # more would gain next to nothing
+        ("gfx942", (2, False, 64, 16), (24, 8192, 2), 5),  # six leave waves less even tiles
+        ("gfx942", (2, False, 64, 0), (1, 1 << 20, 1), 64),  # as many are combined at once
     ],
     ids=str,
 )
