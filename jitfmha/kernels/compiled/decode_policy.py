@@ -20,21 +20,18 @@ _MOST_ROWS = 128
 # Of rows. A wave has all of them, and what it makes of them, in its registers.
 MOST_BLOCKS, _MOST_WIDE_BLOCKS, WIDE_HDIM = 4, 2, 128
 _UNDIVIDED_BLOCKS = 2  # with as many, keys take longer to come than to be attended to
-# What a workgroup takes for a key with its value, by the cost model: for its rows' scores, and for
-# each number. Of all data types that is about as much, so units draw less of narrow rows, and of
-# 8-bit numbers. Most kernels take up to 15 % less.
+# What a workgroup takes for a key, of any data type, by the cost model: most up to 15 % less.
 _KEY_SECONDS: dict[Arch, float] = {"gfx942": 0.9e-9, "gfx950": 0.75e-9}
 _KEY_SECONDS_OF_BLOCK: dict[Arch, float] = {"gfx942": 1.03e-9, "gfx950": 0.45e-9}
 _NUMBER_SECONDS: dict[Arch, float] = {"gfx942": 8.5e-12, "gfx950": 4.9e-12}
 _NUMBER_SECONDS_OF_BLOCK: dict[Arch, float] = {"gfx942": 5.5e-12, "gfx950": 4.3e-12}
-# More of fp8 that becomes fp16, of each key that is looked up, and of all that is in pages.
+# More of fp8 that becomes fp16, and of pages.
 _FP16_SECONDS: dict[Arch, float] = {"gfx942": 9e-12, "gfx950": 4e-12}
 _LOOK_UP_SECONDS, _IN_PAGES = 0.6e-9, 1.12
-# From where a wave asks HBM for a tile until it has it, and what a unit draws of it at most.
+# From asking HBM for a tile until it is there, and what a unit draws at most.
 _SECONDS_ON_THE_WAY: dict[Arch, float] = {"gfx942": 0.72e-6, "gfx950": 0.62e-6}
 _MOST_OF_UNIT = 105e9
-# As many bytes of a row are on their way to each lane that loads, or a tile's (kTilesAhead in
-# csrc_templates/amd/decode_fwd.hip.in), in whole loads and columns.
+# Tiles on their way (kTilesAhead in csrc_templates/amd/decode_fwd.hip.in).
 _AHEAD, _AHEAD_OF_EIGHT_WAVES, _WHOLE = 512, 256, 64
 _NARROW_HDIM = 64
 # Where eight waves gain by how wide rows are, too, of fp8 or int8 beside wider queries.
@@ -45,7 +42,6 @@ _LEAST_OF_UNITS = 0.4  # where fewer have a workgroup, its keys have to be split
 # Fewer key tiles for a split would leave each wave of a workgroup less than two.
 _LEAST_STREAMED_TILES = 8
 _MOST_ROUNDS = 3  # of workgroups that the GPU runs at a time
-# Steps in which more units get a workgroup; and how much less more splits have to take.
 _STEPS, _WORTH_MORE = 16, 0.99
 # Of what HBM takes for a tile that waves take, by the cost model, which some waves have and others
 # not: mostly these bring their last tiles meanwhile. Of 8 to 32 of 128 and 256 tiles 0.08 to 0.12.
@@ -120,7 +116,6 @@ class StreamedKeys(NamedTuple):
         return is_held and max(self.hdim_q, self.hdim_v) <= WIDE_HDIM and self.has_even_rows()
 
     def has_even_rows(self) -> bool:
-        """Whether no load has to be made in pieces."""
         of_both = self.hdim_q // _LOADED_TOGETHER + self.hdim_v // _LOADED_TOGETHER
         return of_both * _LOADED_TOGETHER == self.hdim_q + self.hdim_v
 
@@ -137,7 +132,6 @@ class StreamedKeys(NamedTuple):
         return is_scattered or (self.page_rows > 0 and is_narrow)
 
     def bytes_ahead(self, ts_kv: int, waves: int, blocks: int) -> int:
-        """Those on their way to a workgroup with so many blocks of rows."""
         row = -(-self.hdim_q * self.number_bytes // _WHOLE) * _WHOLE
         row += -(-self.hdim_v // _WHOLE) * _WHOLE * self.number_bytes
         has_room = self.has_even_rows() and (self.number_bytes > 1 or blocks < MOST_BLOCKS)
@@ -146,11 +140,9 @@ class StreamedKeys(NamedTuple):
         return waves * tiles * ts_kv * self.row_bytes()
 
     def row_bytes(self) -> int:
-        """Of a key and its value."""
         return (self.hdim_q + self.hdim_v) * self.number_bytes
 
     def computed_of_unit(self, arch: Arch, ts_kv: int, blocks: int) -> float:
-        """What a compute unit attends to, in bytes a second."""
         of_number = _NUMBER_SECONDS[arch] + _NUMBER_SECONDS_OF_BLOCK[arch] * blocks
         if self.are_fp8 and self.is_fp16:
             of_number += _FP16_SECONDS[arch]
@@ -163,7 +155,6 @@ class StreamedKeys(NamedTuple):
         return self.row_bytes() / seconds / self.slowness()
 
     def drawn_of_unit(self, arch: Arch, ts_kv: int, waves: int, blocks: int) -> float:
-        """What comes to a compute unit at most, in bytes a second."""
         comes = self.bytes_ahead(ts_kv, waves, blocks) / _SECONDS_ON_THE_WAY[arch]
         return min(comes, _MOST_OF_UNIT) / self.slowness()
 
@@ -275,11 +266,7 @@ class StreamedSplits:
     def round_seconds(
         self, workgroups: int, row_tiles: int, streamed: float, of_waves: int
     ) -> float:
-        """What so many at a time take, each of which has ``of_waves`` tiles and streams some.
-
-        Nothing hides what they ask for at first. What they compute of it hides the rest, of which
-        there is none where they have few tiles.
-        """
+        # Nothing hides what workgroups ask for at first.
         seconds = workgroups * streamed * self.tile_bytes / self.streamed
         begun = min(workgroups / row_tiles * self.bytes_ahead / self.streamed, seconds)
         computed = of_waves * self.tile_bytes / self.computed * -(-workgroups // self.units)
@@ -287,7 +274,6 @@ class StreamedSplits:
         return max(seconds, max(begun + computed, drawn))
 
     def tiles_of_wave(self, tiles: int, num_splits: int) -> int:
-        """Those that the busiest wave has."""
         return -(-tiles // (num_splits * self.waves))
 
     def combine_seconds(self, seqlen_q: int, num_splits: int) -> float:
