@@ -71,7 +71,7 @@ class RowKernel(NamedTuple):
         held: loads of a row that a thread keeps.
         of_unit: forward, workgroups of a unit, each with a block of rows; 0: all begin at once.
         combined_columns: those that a workgroup behind backward adds up.
-        units_of_block: backward, for each block of rows.
+        units_of_block: backward, compute units for each block of rows.
         shares: workgroups of a row, each with as many chunks as it keeps.
     """
 
@@ -118,6 +118,7 @@ class RowKernel(NamedTuple):
             # Two tensors of this row and the next one, the weight, and two sums of floats.
             of_load = 5 * registers + 2 * width
             if traits.kind == "softmax" and registers == width:
+                # It has neither weight nor sums, and floats are there already.
                 of_load = 4 * width
             wanted, most_held = 1, _SUMMED_REGISTERS // of_load
         ragged, shares, lanes = columns % width != 0, 1, 1
@@ -125,12 +126,14 @@ class RowKernel(NamedTuple):
             lanes, held = most_threads, most_held
             if direction == "backward":
                 lanes = _LEAST_THREADS
+                # Of more shares there are fewer blocks, whose gradients are parts to add up.
                 while lanes * most_held * _MOST_SHARES < chunks:
                     lanes *= 2
                 held = -(-chunks // (lanes * _MOST_SHARES))
             shares = -(-chunks // (lanes * held))
             held = -(-chunks // (lanes * shares))
             if direction == "backward":
+                # What shares tell takes registers, too.
                 most_threads = max(lanes, most_threads // 2)
         else:
             # Of few each has more registers; rows of a part of a wave gain nothing by it.
@@ -150,6 +153,8 @@ class RowKernel(NamedTuple):
         combined = _COMBINED_COLUMNS
         while combined < _MOST_COMBINED_COLUMNS and columns > combined * _COMBINING_WORKGROUPS:
             combined *= 2
+        # By the cost model: two units are quicker where many lanes idle, but for floats, of which
+        # there is less to compute for each byte.
         working = (0.9 if traits.kind == "layer_norm" else 0.7) - 0.2 * (held - 1)
         has_work = columns >= working * lanes * held * width
         keeps_up = has_work and columns >= _READ_BY_ONE.get((arch, traits.kind), inf)
@@ -290,7 +295,7 @@ class LoadedRows(NamedTuple):
 
 
 class AmdRows(StructLauncher):
-    """The kernels of calls that differ in addresses alone."""
+    """The kernels of calls that differ in the addresses of their tensors alone."""
 
     def __init__(
         self, traits: RowTraits, direction: Direction, target: AmdTarget, size: tuple[int, int]
@@ -302,6 +307,7 @@ class AmdRows(StructLauncher):
         self._kernels: dict[int, LoadedRows] = {}
 
     def loaded(self, pointers: Sequence[int], strides: Sequence[int]) -> LoadedRows:
+        """The kernel for tensors that lie there."""
         traits, direction, _, (_, columns) = self._of_calls
         width = width_of_loads(traits, direction, columns, pointers, strides)
         if width not in self._kernels:
