@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,6 +198,18 @@ def test_who_came_earlier(tmp_path, monkeypatch):
         assert earlier_owner(second, "a") is not None
         os.utime(second.path / "owner", (2000, 2000))
         assert earlier_owner(second, "a") is None
+
+
+def test_without_locks_others_of_the_same_moment_are_seen(tmp_path, monkeypatch):
+    with ExitStack() as held:
+
+        def others_come(_seconds):
+            other = held.enter_context(OwnedDirectory(tmp_path, "a"))
+            os.utime(other.path / "owner", (1, time.time() - 1))
+
+        monkeypatch.setattr(turn.time, "sleep", others_come)
+        directory, key = SimpleNamespace(building=tmp_path), SimpleNamespace(directory_name="a")
+        assert not turn._first_to_come(directory, key, held)()
 
 
 def test_without_locks_the_first_to_publish_wins(cache, fake_compiler, monkeypatch):

@@ -48,6 +48,8 @@ _GIVE_UP_SECONDS = 900.0
 # processors, that can be seconds later.
 _NAMELESS_SECONDS = 10.0
 _PUBLISH_ATTEMPTS = 20
+# At least a tick of a file system's clock.
+_TICK_SECONDS = 0.02
 
 # What is open for its lock, which lasts until the last copy is closed.
 _locks: set[int] = set()
@@ -242,6 +244,8 @@ def _let_go(descriptor: int) -> None:
 def _first_to_come(directory: CacheDirectory, key: EntryKey, held: ExitStack) -> Callable[[], bool]:
     """Whether nobody who waits or builds came earlier, all by the clock of the one file system."""
     place = held.enter_context(OwnedDirectory(directory.building, key.directory_name))
+    # Names decide among those who come in one tick; by then all of them are there.
+    time.sleep(_TICK_SECONDS)
     return lambda: earlier_owner(place, key.directory_name) is None
 
 
