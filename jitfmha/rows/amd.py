@@ -39,12 +39,13 @@ _SUMMED_REGISTERS = 85
 # What a share of a row finds out in backward.
 _NUMBERS_OF_SHARE: dict[Kind, int] = {"softmax": 1, "rms_norm": 2, "layer_norm": 4}
 # From how many columns on one unit is as quick as two: blocks have parts of gradients, which are
-# traffic, too.
+# traffic, too. Of floats it is so for all kinds.
 _READ_BY_ONE: dict[tuple[Arch, Kind], int] = {
     ("gfx942", "rms_norm"): 4096,
     ("gfx942", "layer_norm"): 4096,
     ("gfx950", "rms_norm"): 12288,
 }
+_FLOATS_READ_BY_ONE: dict[Arch, int] = {"gfx942": 4096, "gfx950": 8192}
 # Of a gradient, which a workgroup adds up: a line of the cache, or up to four, so that all of them
 # run at once.
 _COMBINED_COLUMNS, _MOST_COMBINED_COLUMNS, _COMBINING_WORKGROUPS = 32, 128, 256
@@ -156,10 +157,10 @@ class RowKernel(NamedTuple):
         # By the cost model: two units are quicker where many lanes idle, but for floats, of which
         # there is less to compute for each byte.
         working = (0.9 if traits.kind == "layer_norm" else 0.7) - 0.2 * (held - 1)
-        has_work = columns >= working * lanes * held * width
-        keeps_up = has_work and columns >= _READ_BY_ONE.get((arch, traits.kind), inf)
+        enough = _READ_BY_ONE.get((arch, traits.kind), inf)
         if traits.dtype == "fp32":
-            keeps_up = columns >= (4096 if arch == "gfx942" else 8192)
+            working, enough = 0, _FLOATS_READ_BY_ONE[arch]
+        keeps_up = columns >= max(enough, working * lanes * held * width)
         units = 2 if shares == 1 and keeps_up else shares
         of_row = width, ragged, lanes, threads, held, of_unit
         return cls(traits, direction, arch, *of_row, combined, units, shares)
