@@ -10,6 +10,9 @@ import os, signal, sys
 import torch
 from jitfmha.jit.toolchain import cpp_extension
 
+# Whoever started the tests may have it ignored, as shells do for what runs in the background.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 class Interrupter:
     def __init__(self, number, signals):
         self.left, self.signals = number, signals
