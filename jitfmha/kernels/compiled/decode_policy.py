@@ -258,16 +258,17 @@ class StreamedSplits:
         last = count - rounds * split.slots
         of_waves = self.tiles_of_wave(tiles, num_splits) * self.waves
         uneven = of_waves * num_splits - tiles
-        streamed = (tiles + uneven * _OF_UNEVEN_TILES) / num_splits / row_tiles
+        tiles_read = (tiles + uneven * _OF_UNEVEN_TILES) / num_splits / row_tiles
         seconds = self.combine_seconds(seqlen_q, num_splits)
-        seconds += rounds * self.round_seconds(split.slots, row_tiles, streamed, of_waves)
-        return seconds + self.round_seconds(last, row_tiles, streamed, of_waves)
+        seconds += rounds * self.round_seconds(split.slots, row_tiles, tiles_read, of_waves)
+        return seconds + self.round_seconds(last, row_tiles, tiles_read, of_waves)
 
     def round_seconds(
-        self, workgroups: int, row_tiles: int, streamed: float, of_waves: int
+        self, workgroups: int, row_tiles: int, tiles_read: float, of_waves: int
     ) -> float:
+        """What workgroups take that run together, each of which HBM gives so many tiles."""
         # Nothing hides what workgroups ask for at first.
-        seconds = workgroups * streamed * self.tile_bytes / self.streamed
+        seconds = workgroups * tiles_read * self.tile_bytes / self.streamed
         begun = min(workgroups / row_tiles * self.bytes_ahead / self.streamed, seconds)
         computed = of_waves * self.tile_bytes / self.computed * -(-workgroups // self.units)
         drawn = of_waves * self.tile_bytes / self.drawn
