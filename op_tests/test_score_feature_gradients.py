@@ -11,6 +11,7 @@ from inputs import DTYPES, prefix_sums, random_qkv
 from packed_calls import packed
 from score_features import FEATURES, Options, Shape
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from untyped import fmha_bwd, fmha_fwd
 
 from jitfmha import emulate
@@ -121,6 +122,41 @@ def test_gradient_of_a_bias_ends_where_the_keys_do(rng: torch.Generator) -> None
         doubled = {name: x.double() for name, x in tensors.items()}
         expected, _ = differentiate(attention, doubled, {}, dout, dlse)
         assert_close(actual, expected, "fp32", (seqlen_k,))
+
+
+class Elsewhere(Tensor):
+    """A tensor whose numbers do not lie where it says."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Any:
+        made: Any = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, inner.shape, strides=inner.stride(), dtype=inner.dtype
+        )
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*tree_map_only(cls, lambda x: x.inner, args), **(kwargs or {}))
+
+
+def test_tensors_that_no_kernel_can_read_as_they_lie(rng: torch.Generator) -> None:
+    """Behind calls with those that it can; and a bias with a derivative that there is not."""
+    q, k, v = random_qkv(rng, seqlen_q=33, seqlen_k=49, hdim=37, hdim_v=21)
+    plain = {"bias": torch.randn(2, 2, 33, 49, generator=rng), "sink": torch.ones(2)}
+    out, lse = fmha_fwd(q, k, v, return_lse=True, **plain)
+    gradients = fmha_bwd(out, q, k, v, out, lse, **plain)
+    for make, name in itertools.product((lambda x: torch._neg_view(-x), Elsewhere), plain):
+        given = plain | {name: make(plain[name])}
+        found = fmha_fwd(q, k, v, return_lse=True, **given)
+        found += fmha_bwd(out, q, k, v, out, lse, **given)
+        for x, y in zip(found, (out, lse, *gradients), strict=True):
+            assert torch.equal(x, y)
+    dq, _, _ = fmha_bwd(out, q, k, v, out, lse, bias=plain["bias"].requires_grad_())
+    with pytest.raises(NotImplementedError, match="once more"):
+        dq.sum().backward()
 
 
 @DRAWN_DTYPE

@@ -31,7 +31,7 @@ from ..problem.mask import OPEN_WINDOW
 from ..problem.memory import refuse_shared_rooms, write_values
 from ..problem.problem import make_problem
 from ..problem.score_features import Modifiers, gather_modifiers
-from ..problem.torch_parts import is_any_autocast_enabled, is_watched
+from ..problem.torch_parts import is_any_autocast_enabled, is_any_special, is_watched
 from .backward import BackwardArguments, make_backward_problem
 from .detection import planned_target
 from .dispatch import Explanation, explain_problem
@@ -291,9 +291,11 @@ def fmha_fwd(
     watched = (
         is_watched(q, k, v)
         or is_any_autocast_enabled()
-        or (out is not None and _is_any_negative(out))
-        or (descales is not None and _is_any_negative(*descales))
-        or (modifiers is not None and _is_any_negative(*modifiers))
+        or (out is not None and is_any_special(out))
+        or (
+            (cu_seqlens or descales or modifiers or dropout or keys) is not None
+            and arguments.has_special_options()
+        )
     )
     if (
         not watched
@@ -467,11 +469,6 @@ def _drawn(q: Tensor, dropout: Dropout | None, generator: Generator | None) -> D
     if dropout is None or dropout.rng_state is not None or not isinstance(q, Tensor):
         return dropout
     return Dropout(dropout.p, new_rng_state(q.device, generator=generator))
-
-
-def _is_any_negative(*optional: object) -> bool:
-    """Whether a tensor has torch's negative bit, as the imaginary part of a conjugate has."""
-    return any(isinstance(x, Tensor) and x.is_neg() for x in optional)
 
 
 def explain(

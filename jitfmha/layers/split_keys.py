@@ -76,7 +76,8 @@ def mha_fwd_splitkv(
         cu_seqlens=cu_seqlens,
         keys=gather_keys(block_table, count, cu_seqlens),
     )
-    if not (is_watched(q, k, v) or is_any_autocast_enabled()):
+    is_seen = is_watched(q, k, v) or arguments.has_special_options()
+    if not (is_seen or is_any_autocast_enabled()):
         return run_parts(arguments)
     if not torch.compiler.is_compiling():
         make_problem(arguments)

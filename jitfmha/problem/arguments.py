@@ -24,6 +24,7 @@ from .score_features import (
     Modifiers,
     gather_modifiers,
 )
+from .torch_parts import is_any_special
 
 # Annotations are not deferred here: each of the many fields would be compiled once more on import.
 
@@ -256,6 +257,11 @@ class Arguments(NamedTuple):
             dropout=dropout,
             keys=gather_keys(table, num_splits, self.cu_seqlens),
         )
+
+    def has_special_options(self) -> bool:
+        """Whether a tensor beside q, k, v and out is none that kernels can read as it lies."""
+        nested = self.cu_seqlens, self.descales, self.modifiers, self.dropout, self.keys
+        return any(x is not None and is_any_special(*x) for x in nested)
 
     def flattened(self) -> dict[str, Any]:
         """Return every argument under its public name."""

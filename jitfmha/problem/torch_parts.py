@@ -80,6 +80,14 @@ def is_watched(x: Any, y: Any, z: Any, *others: Any) -> bool:
     return False
 
 
+def is_any_special(*optional: object) -> bool:
+    """Whether there is a tensor of a subclass among them, or one with torch's negative bit."""
+    for x in optional:  # noqa: SIM110 - a generator takes longer
+        if isinstance(x, Tensor) and (type(x) not in _PLAIN or x.is_neg()):
+            return True
+    return False
+
+
 _FakeTensor: Any = _part("_subclasses.FakeTensor", ())
 _is_batched: Callable[[Tensor], bool] = _part("_C._functorch.is_batchedtensor", lambda _: False)
 

@@ -210,7 +210,11 @@ def differentiate(arguments: BackwardArguments) -> Results:
     if not (
         is_watched(dout, q, k, v, out, lse)
         or (dlse is not None and is_watched(dlse, dout, lse))
-        or (_is_grad_enabled() and requires_any_grad(dout, q, k, v, out, lse, dlse))
+        or forward.has_special_options()
+        or (
+            _is_grad_enabled()
+            and requires_any_grad(dout, q, k, v, out, lse, dlse, *(forward.modifiers or ()))
+        )
     ):
         return run_backward(arguments)
     if not torch.compiler.is_compiling():
