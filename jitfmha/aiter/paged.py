@@ -33,7 +33,6 @@ from ..layers.peer_values import (
 from ..problem.arguments import Options
 from ..problem.checks import check_layout, describe, not_a_tensor, refuse_given, require_cu_seqlens
 from ..problem.dtypes import out_dtype_of
-from ..problem.memory import write_values
 from .batch_prefill import lists_of_pages
 
 OPERATORS = {
@@ -201,6 +200,7 @@ def _unified(
     q_descale: Tensor | None,
     k_descale: Tensor | None,
     v_descale: Tensor | None,
+    output_scale: Tensor | None,
     out: Tensor,
     **others: Any,
 ) -> Tensor:
@@ -209,15 +209,15 @@ def _unified(
     refuse_segments(skip_reduce)
     as_flag("shuffled_kv_cache", shuffled_kv_cache)  # packed pages have five dimensions
     # AITER multiplies with them, whatever the dtypes. Frameworks pass ones.
-    if not has_8_bits(q):
-        q = _multiplied(q, "q_descale", q_descale)
-    if not has_8_bits(k):
-        q = _multiplied(q, "k_descale", k_descale)
-    attend_pages(
+    for factor in (_factor(q, "q_descale", q_descale), _factor(k, "k_descale", k_descale)):
+        if factor is not None and isinstance(q, Tensor):
+            q = (q * factor).to(q.dtype)
+    of_v = _factor(k, "v_descale", v_descale)
+    result, _ = attend_pages(
         q=q,
         k=k,
         v=v,
-        out=out,
+        out=out if of_v is None else None,
         cu_seqlens_q=cu_seqlens_q,
         pages=pages_of_table("seqused_k", seqused_k, block_table),
         window=as_window(window_size)[:2],
@@ -225,22 +225,26 @@ def _unified(
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
+        output_scale=output_scale,
         **others,
     )
-    if not has_8_bits(k) and v_descale is not None:
-        write_values(out, _multiplied(out, "v_descale", v_descale))
+    if of_v is not None:
+        written_to(out, result * of_v, output_scale)
     return out
 
 
-def _multiplied(x: Tensor, name: str, scale: Tensor | None) -> Tensor:
-    """``x`` times the first number of a scale, of that name; nothing is read from a GPU."""
-    if scale is None or not isinstance(x, Tensor):
-        return x
+def _factor(x: Tensor, name: str, scale: Tensor | None) -> Tensor | None:
+    """The first number of a scale, of that name, float32 ``(1,)``, where x has not 8 bits.
+
+    None where it is known to be 1; nothing is read from a GPU.
+    """
+    if scale is None or has_8_bits(x):
+        return None
     if not isinstance(scale, Tensor) or scale.numel() == 0:
         raise ValueError(f"{name} is {describe(scale)}; expected a tensor of one number")
     check_layout(name, scale)
-    first = scale.reshape(-1)[0]
-    return x if scale.device.type == "cpu" and first == 1 else x * first.to(x.dtype)
+    first = scale.reshape(-1)[:1].float()
+    return None if scale.device.type == "cpu" and first == 1 else first
 
 
 @ends_in(_unified, cu_seqlens_k="seqused_k", sink="sinks", logits_soft_cap="softcap")

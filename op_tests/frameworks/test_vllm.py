@@ -443,12 +443,13 @@ def test_scales_of_16_bits_are_those_of_the_call(rng):
 def test_output_scale(rng, dtype):
     it = Serving(rng)
     out = torch.zeros(it.out.shape, dtype=dtype)
-    given = it.cu_q, 1, it.seqlens_k, 70, SCALE, True, (-1, -1), it.table, 0.0, None, None, None
-    unified_attention(it.q, it.k, it.v, it.out, *given)
-    unified_attention(it.q, it.k, it.v, out, *given, output_scale=torch.tensor(0.001))
-    exact = it.out.float() / torch.tensor(0.001)
+    given = it.cu_q, 1, it.seqlens_k, 70, SCALE, True, (-1, -1), it.table, 0.0, None, None
+    unified_attention(it.q, it.k, it.v, it.out, *given, None)
     limit = torch.finfo(dtype).max
-    assert torch.equal(out.float(), exact.clamp(-limit, limit).to(dtype).float())
+    for of_v in (None, 0.3 * it.one):  # which is in the result before it is rounded
+        unified_attention(it.q, it.k, it.v, out, *given, of_v, output_scale=torch.tensor(0.001))
+        exact = it.out.float() * (1 if of_v is None else of_v) / torch.tensor(0.001)
+        assert torch.equal(out.float(), exact.clamp(-limit, limit).to(dtype).float())
     with refused(ValueError, "out is None", "dtype"):
         flash_attn_varlen_func(
             *(it.q, it.k, it.v, it.cu_q),
