@@ -234,10 +234,7 @@ def _unified(
 
 
 def _factor(x: Tensor, name: str, scale: Tensor | None) -> Tensor | None:
-    """The first number of a scale, of that name, float32 ``(1,)``, where x has not 8 bits.
-
-    None where it is known to be 1; nothing is read from a GPU.
-    """
+    """The first number of x's scale; None with 8 bits, and where it is seen to be 1."""
     if scale is None or has_8_bits(x):
         return None
     if not isinstance(scale, Tensor) or scale.numel() == 0:

@@ -259,7 +259,7 @@ class Arguments(NamedTuple):
         )
 
     def has_special_options(self) -> bool:
-        """Whether a tensor beside q, k, v and out is none that kernels can read as it lies."""
+        """Whether kernels cannot read a tensor of the options as it lies."""
         nested = self.cu_seqlens, self.descales, self.modifiers, self.dropout, self.keys
         return any(x is not None and is_any_special(*x) for x in nested)
 

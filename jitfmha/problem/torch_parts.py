@@ -81,7 +81,7 @@ def is_watched(x: Any, y: Any, z: Any, *others: Any) -> bool:
 
 
 def is_any_special(*optional: object) -> bool:
-    """Whether there is a tensor of a subclass among them, or one with torch's negative bit."""
+    """Whether one of them is a subclass's tensor, or has the negative bit."""
     for x in optional:  # noqa: SIM110 - a generator takes longer
         if isinstance(x, Tensor) and (type(x) not in _PLAIN or x.is_neg()):
             return True
