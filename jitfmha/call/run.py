@@ -165,12 +165,13 @@ class CallKind:
 
     def kernel_name(self, sizes: PlainSizes) -> str:
         """The name of the kernel that serves calls with ``sizes``, for a profile."""
-        if len(self._kernel_names) >= _MOST_KERNEL_NAMES:
-            self._kernel_names.clear()
-        if sizes not in self._kernel_names:
-            plan = plan_for(self._problem.with_sizes(sizes), self._target)
-            self._kernel_names[sizes] = plan.kernel
-        return self._kernel_names[sizes]
+        name = self._kernel_names.get(sizes)
+        if name is None:
+            if len(self._kernel_names) >= _MOST_KERNEL_NAMES:
+                self._kernel_names.clear()
+            name = plan_for(self._problem.with_sizes(sizes), self._target).kernel
+            self._kernel_names[sizes] = name
+        return name
 
 
 _MOST_KERNEL_NAMES = 256

@@ -137,12 +137,13 @@ class Apart:
 
     def _shares(self, tensors: Sequence[Tensor | None], i: int, j: int, distance: int) -> bool:
         key = i, j, distance
-        if key not in self._found:
+        found = self._found.get(key)
+        if found is None:
             a, b = tensors[i], tensors[j]
             if len(self._found) >= _MOST_DISTANCES:
                 self._found.clear()
-            self._found[key] = a is not None and b is not None and may_overlap(a, b)
-        return self._found[key]
+            found = self._found[key] = a is not None and b is not None and may_overlap(a, b)
+        return found
 
 
 def overlaps_itself(x: Tensor) -> bool:
