@@ -214,6 +214,11 @@ _HARMLESS = {
         s_and_b32 s5, s9, 1
         v_mov_b32 v4, s4
         v_mov_b32 v5, s5""",
+    "a_field_beside_it": """s_mov_b32 s8, s2
+        s_bfe_i64 s[4:5], s[8:9], 0x200000
+        v_mov_b32 v4, s5
+        s_bfe_u64 s[4:5], s[8:9], 0x20001f
+        v_mov_b32 v5, s4""",
     "private_memory": """scratch_store_dwordx2 off, v[6:7], off
         v_mov_b32 v6, 0
         scratch_store_dword off, v6, off

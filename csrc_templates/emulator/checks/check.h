@@ -104,6 +104,7 @@ enum class Flow : u8 {
   written_lane,
   scalar,     // the result is undefined
   bits,       // bit by bit
+  field,      // all of it from some bits of the first source
   exec_bits,  // the same, and EXEC is the other source and gets the result
   choice,     // one of two sources, as SCC says
 };

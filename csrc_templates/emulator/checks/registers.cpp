@@ -27,6 +27,7 @@ Flow flow_of_scalar(const Instruction& inst) {
       has_prefix(inst, "s_set"))
     return Flow::used;
   if (has_prefix(inst, "s_cselect") || has_prefix(inst, "s_cmov")) return Flow::choice;
+  if (has_prefix(inst, "s_bfe_")) return Flow::field;
   if (has_part(inst, "saveexec") || has_part(inst, "wrexec")) return Flow::exec_bits;
   for (const char* name :
        {"s_mov_", "s_not_", "s_and", "s_or", "s_xor_", "s_nand_", "s_nor_", "s_xnor_"})
@@ -258,6 +259,15 @@ void find_scalar_result(Wave& wave, const Instruction& inst, RegisterState& stat
   switch (wave.observation->current->flow) {
     case Flow::bits:
     case Flow::exec_bits: bits = undefined_result_bits(wave, inst); break;
+    case Flow::field: {
+      const Operand& where = inst.source[1];
+      const u64 field = where.place == Place::scalar ? value_of(wave, where) : where.constant;
+      const u32 begin = field & (inst.source[0].dwords * 32 - 1), width = field >> 16 & 0x7f;
+      const u64 read = width < 64 ? (u64{1} << width) - 1 : kAllLanes;
+      const u64 undefined = undefined_bits(state, inst.source[0]) >> begin & read;
+      bits = undefined | undefined_bits(state, where) ? kAllLanes : 0;
+      break;
+    }
     case Flow::choice: {
       // s_cselect has its second source where SCC is 0, s_cmov its destination.
       const bool is_select = has_prefix(inst, "s_cselect");
@@ -339,6 +349,7 @@ void read_undefined_scalar(Wave& wave, u32 index) {
   switch (wave.observation->current->flow) {
     case Flow::scalar:
     case Flow::bits:
+    case Flow::field:
     case Flow::exec_bits:
     case Flow::choice: return find_scalar_result(wave, inst, finish());
     case Flow::written_lane: {
