@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from math import gcd
 from typing import NamedTuple
 
 from ... import jit
@@ -25,6 +26,12 @@ _IN_CHUNKS = (
     *_PAGES,
 )
 
+# Queries, keys and values, of each of which a last workgroup may have fewer turns.
+_PARTS = 3
+# Workgroups of a unit that have one turn, and how many would compute for as long as one waits.
+_MOST_OF_UNIT, _LATENCY = 8, 5
+_CONSTANTS = "width", "lanes", "units", "of_unit", "has_one_token", "has_turns"
+
 
 class HeadKernel(NamedTuple):
     """What a kernel is compiled for.
@@ -34,6 +41,8 @@ class HeadKernel(NamedTuple):
         half: of what is rotated of a head; 0: nothing is; None: as each call says.
         has_norm: whether q is normalised, and whether k is.
         width: numbers that a thread loads at once.
+        heads: that all counts of heads are multiples of.
+        has_turns: whether a workgroup has several blocks of heads.
     """
 
     traits: HeadTraits
@@ -42,12 +51,20 @@ class HeadKernel(NamedTuple):
     half: int | None
     has_norm: tuple[bool, bool]
     width: int
+    heads: int = 1
+    has_turns: bool = False
+
+    @property
+    def has_one_token(self) -> bool:
+        """Whether all heads of a wave are of one."""
+        return self.heads * self.lanes % _WAVE == 0
 
     @property
     def name(self) -> str:
         norms = "".join(word for word, has in zip("qk", self.has_norm, strict=True) if has)
         half = "any" if self.half is None else self.half
         sizes = "x".join(map(str, (*self.hdims, half, self.width)))
+        sizes += "_one" * self.has_one_token + "_turns" * self.has_turns
         return f"heads_{self.traits.name}_{norms}{sizes}_{self.arch}"
 
     @property
@@ -62,6 +79,13 @@ class HeadKernel(NamedTuple):
     def units(self) -> int:
         """Pairs of loads that each of them has."""
         return -(-self._all_units // self.lanes)
+
+    @property
+    def of_unit(self) -> int:
+        """Workgroups of a compute unit, for which registers have room, of several turns, too."""
+        others = self.traits.weight_dtype, self.traits.table_dtype
+        is_small = sum(map(DTYPE_BYTES.__getitem__, others)) <= 2 * DTYPE_BYTES[self.traits.dtype]
+        return 7 if is_small and self.units == 1 else 6
 
     @property
     def _all_units(self) -> int:
@@ -85,7 +109,7 @@ def kernel_spec(kernel: HeadKernel) -> jit.BuildSpec:
         **dict(zip(("has_q_norm", "has_k_norm"), kernel.has_norm, strict=True)),
         **dict(zip(("hdim", "hdim_v"), kernel.hdims, strict=True)),
         "half": -1 if kernel.half is None else kernel.half,
-        **{name: getattr(kernel, name) for name in ("width", "lanes", "units")},
+        **{name: getattr(kernel, name) for name in _CONSTANTS},
         "threads": THREADS,
     }
     why = f"the first call over heads of {traits.dtype} on {kernel.arch}"
@@ -101,11 +125,24 @@ def widest_load(dtype: str, numbers: Sequence[int]) -> int:
     return width
 
 
+def _turns(blocks: int, kernel: HeadKernel, compute_units: int) -> int:
+    """Of a workgroup, so that all of them begin at once where a last round had little to do."""
+    turns = -(-blocks // max(kernel.of_unit * compute_units - _PARTS, 1))
+    # Values in packed pages take so long that workgroups which others follow are quicker.
+    if kernel.traits.is_packed or turns == 1:
+        return 1
+    at_once = -(-blocks // (turns * compute_units))
+    rounds = -(-blocks // (_MOST_OF_UNIT * compute_units))
+    is_quicker = turns * (_LATENCY + at_once) < rounds * (_LATENCY + _MOST_OF_UNIT)
+    return turns if is_quicker else 1
+
+
 class Loaded(NamedTuple):
-    """A kernel's address, and the workgroups that it has for queries, keys and values."""
+    """A kernel's address, its workgroups for queries, keys and values, and their turns."""
 
     address: int
-    blocks: tuple[int, ...]
+    workgroups: tuple[int, ...]
+    turns: int
 
 
 class AmdHeads(StructLauncher):
@@ -136,9 +173,9 @@ class AmdHeads(StructLauncher):
         width = widest_load(traits.dtype, (*hdims, half, *strides))
         has_norm = arguments.q_weight is not None, arguments.k_weight is not None
         of_heads = hdims[0], hdims[-1]
-        # With neighbours that are known to be rotated the compiler has more on its way than fits.
-        known = None if traits.is_interleaved and half else half
-        self._widest = HeadKernel(traits, target.arch, of_heads, known, has_norm, width)
+        heads = gcd(*(x.shape[-2] for x in parts if x is not None))
+        self._widest = HeadKernel(traits, target.arch, of_heads, half, has_norm, width, heads)
+        self._compute_units = target.compute_units
         self._kernels: dict[int, Loaded] = {}
 
     def kernel_for(self, pointers: Sequence[int]) -> Loaded:
@@ -153,8 +190,11 @@ class AmdHeads(StructLauncher):
             width //= 2
         if width not in self._kernels:
             kernel = self._widest._replace(width=width)
+            blocks = [-(-rows * kernel.lanes // THREADS) for rows in self._rows]
+            turns = _turns(sum(blocks), kernel, self._compute_units)
+            kernel = kernel._replace(has_turns=turns > 1)
             spec = kernel_spec(kernel)
             address = self.load(jit.read(spec), THREADS, spec.artifact_name, kernel.name, "")
-            blocks = tuple(-(-rows * kernel.lanes // THREADS) for rows in self._rows)
-            self._kernels[width] = Loaded(address, blocks)
+            workgroups = tuple(-(-each // turns) for each in blocks)
+            self._kernels[width] = Loaded(address, workgroups, turns)
         return self._kernels[width]

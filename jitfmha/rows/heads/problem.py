@@ -61,7 +61,8 @@ CALL = SharedStruct(
         # Numbers of a row of cos and of sin; of the cache, and of the block table.
         **dict.fromkeys(("half", "pages", "page_size", "table_pages"), INT32),
         "eps": FLOAT,
-        "blocks": Array(INT32, 2),  # that a GPU has for keys, and for values
+        "workgroups": Array(INT32, 2),  # that a GPU has for keys, and for values
+        "turns": INT32,  # blocks of heads that each has, if it has several
     },
 )
 STRUCTS = _OF_TOKENS, _HEADS, CALL

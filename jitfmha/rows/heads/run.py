@@ -66,13 +66,15 @@ def prepared_heads(arguments: HeadArguments) -> Run:
         in_order = [pointers[at] if at >= 0 else 0 for at in _PLACES]
         if amd is None:
             value = ctypes.c_int64()
-            status = entry(pack(*in_order, *fixed, 0, 0), ctypes.addressof(value)) if entry else 0
+            status = (
+                entry(pack(*in_order, *fixed, 0, 0, 0), ctypes.addressof(value)) if entry else 0
+            )
             if status:
                 raise limits.fault(status, value.value)
         elif has_heads:
             kernel = amd.kernel_for(pointers)
-            counts = sum(kernel.blocks), 0, 0
-            packed = pack(*in_order, *fixed, *kernel.blocks[1:])
+            counts = sum(kernel.workgroups), 0, 0
+            packed = pack(*in_order, *fixed, *kernel.workgroups[1:], kernel.turns)
             amd.start(kernel.address, counts, packed, tensors)
         # As the dispatcher does: what autograd has kept of these is not taken for what it was.
         increment_version([x for at in _WRITTEN if (x := tensors[at]) is not None])
