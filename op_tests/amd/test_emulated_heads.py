@@ -87,6 +87,7 @@ def test_numbers_that_are_not_finite(arch):
         for arch in FP8
         for is_interleaved in (False, True)
         for of_workgroups in product((1, 8), (False, True))
+        if of_workgroups != (1, True) or not is_interleaved  # which has one turn
         for dtypes in (("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "fp32"))
     ],
     2,
@@ -94,7 +95,7 @@ def test_numbers_that_are_not_finite(arch):
 def test_nothing_is_spilled(arch, is_interleaved, heads, has_turns, dtype, of_tables):
     """Of heads that are normalised, rotated and rounded to bytes."""
     dtypes = dtype, of_tables, of_tables, DTYPE_NAMES[FP8[arch]]
-    traits = HeadTraits(*dtypes, is_interleaved, is_packed=is_interleaved)
+    traits = HeadTraits(*dtypes, is_interleaved, is_packed=is_interleaved and not has_turns)
     width = widest_load(dtype, (128,))
     kernel = HeadKernel(traits, arch, (128, 128), 64, (True, True), width, heads, has_turns)
     assert_nothing_is_spilled(kernel_spec(kernel), kernel.name)

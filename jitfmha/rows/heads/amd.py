@@ -128,8 +128,10 @@ def widest_load(dtype: str, numbers: Sequence[int]) -> int:
 def _turns(blocks: int, kernel: HeadKernel, compute_units: int) -> int:
     """Of a workgroup, so that all of them begin at once where a last round had little to do."""
     turns = -(-blocks // max(kernel.of_unit * compute_units - _PARTS, 1))
-    # Values in packed pages take so long that workgroups which others follow are quicker.
-    if kernel.traits.is_packed or turns == 1:
+    # Values in packed pages take so long that workgroups which others follow are quicker, and of
+    # neighbours of many tokens registers have no room for it.
+    has_room = kernel.has_one_token or not kernel.traits.is_interleaved
+    if kernel.traits.is_packed or turns == 1 or not has_room:
         return 1
     at_once = -(-blocks // (turns * compute_units))
     rounds = -(-blocks // (_MOST_OF_UNIT * compute_units))
