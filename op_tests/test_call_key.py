@@ -18,13 +18,13 @@ from untyped import fmha_fwd
 from jitfmha.planning.target import MOST_CALLS, cpu_isas_here
 
 Call = dict[str, Any]
-OUT = ((2, 33, 4, 16), (2112, 64, 16, 1), torch.float32, "cpu")
+OUT = ((2, 33, 4, 64), (8448, 256, 64, 1), torch.float32, "cpu")
 BASES = ("batch mode", "group mode", "padded group mode", "with out")
 
 
 def base_call(rng: torch.Generator, base: str) -> Call:
     """An ordinary call; ``out`` stands as its shape, strides, dtype and device."""
-    q, k, v = random_qkv(rng, heads_q=4, heads_k=2, hdim=16)
+    q, k, v = random_qkv(rng, heads_q=4, heads_k=2)
     if "group" not in base:
         return {"q": q, "k": k, "v": v} | ({"out": OUT} if base == "with out" else {})
     groups = {"cu_seqlens_q": prefix_sums([10, 23]), "cu_seqlens_k": prefix_sums([29, 20])}
@@ -67,10 +67,10 @@ def stride_changes(name: str) -> dict[str, Call]:
     """Each stride of a tensor of the batch mode by itself, as functions of the tensor."""
     seqlen, heads = (33, 4) if name == "q" else (49, 2)
     strides = {
-        "batch": (seqlen * heads * 16 + 5, heads * 16, 16, 1),
-        "seq": (seqlen * heads * 16, heads * 16 - 16, 16 * (seqlen + 1) * heads, 1),
-        "head": (seqlen * heads * 16, 16, seqlen * 16, 1),
-        "hdim": (seqlen * heads * 16, heads * 16, 1, heads),
+        "batch": (seqlen * heads * 64 + 5, heads * 64, 64, 1),
+        "seq": (seqlen * heads * 64, heads * 64 - 64, 64 * (seqlen + 1) * heads, 1),
+        "head": (seqlen * heads * 64, 64, seqlen * 64, 1),
+        "hdim": (seqlen * heads * 64, heads * 64, 1, heads),
     }
     return {
         f"{name}'s {which} stride": {name: lambda x, s=s: restrided(x, *s)}
@@ -121,20 +121,20 @@ IN_BATCH_MODE: dict[str, Call] = {
     **stride_changes("k"),
     **stride_changes("v"),
     "return_lse's type": {"return_lse": 0},
-    "out": {"out": (OUT[0], (2112, 16, 528, 1), *OUT[2:])},
+    "out": {"out": (OUT[0], (8448, 64, 2112, 1), *OUT[2:])},
     "no tensor": {"k": lambda x: x.tolist()},
     "cu_seqlens": {"cu_seqlens_q": i32(0, 33), "cu_seqlens_k": i32(0, 49)},
 }
 WITH_OUT: dict[str, Call] = {
-    "out's batch": out_change(0, (1, 33, 4, 16)),
-    "out's seqlen": out_change(0, (2, 32, 4, 16)),
-    "out's heads": out_change(0, (2, 33, 3, 16)),
-    "out's hdim": out_change(0, (2, 33, 4, 15)),
-    "out's dimensions": {"out": ((33, 4, 16), (64, 16, 1), *OUT[2:])},
-    "out's batch stride": out_change(1, (2113, 64, 16, 1)),
-    "out's seq and head strides": out_change(1, (2112, 16, 528, 1)),
-    "out's hdim stride": out_change(1, (4224, 128, 32, 2)),
-    "out that overlaps itself": out_change(1, (0, 64, 16, 1)),
+    "out's batch": out_change(0, (1, 33, 4, 64)),
+    "out's seqlen": out_change(0, (2, 32, 4, 64)),
+    "out's heads": out_change(0, (2, 33, 3, 64)),
+    "out's hdim": out_change(0, (2, 33, 4, 63)),
+    "out's dimensions": {"out": ((33, 4, 64), (256, 64, 1), *OUT[2:])},
+    "out's batch stride": out_change(1, (8449, 256, 64, 1)),
+    "out's seq and head strides": out_change(1, (8448, 64, 2112, 1)),
+    "out's hdim stride": out_change(1, (16896, 512, 128, 2)),
+    "out that overlaps itself": out_change(1, (0, 256, 64, 1)),
     "out's dtype": out_change(2, torch.float16),
     "out's device": out_change(3, "meta"),
     "no out": {"out": None},
@@ -149,7 +149,7 @@ IN_GROUP_MODE: dict[str, Call] = {
     "total_k": {name: lambda x: torch.cat([x, x]) for name in ("k", "v")},
     "total_k that is too small": {name: lambda x: x[:48] for name in ("k", "v")},
     "heads_q": {"q": lambda x: x[:, :2]},
-    "k's strides": {"k": lambda x: restrided(x, 16, 784, 1)},
+    "k's strides": {"k": lambda x: restrided(x, 64, 3136, 1)},
     "k's hdim": {"k": lambda x: x[..., :8]},
     "dimensions": {"q": lambda x: x[None]},
 }
