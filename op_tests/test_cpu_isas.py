@@ -4,6 +4,7 @@ One pair of head dimensions serves all tests: each is whole vectors and a rest i
 set, an odd number of a tile unit's tiles of values, and odd where bf16 numbers come in pairs.
 """
 
+import math
 import sys
 from typing import Any, get_args
 
@@ -221,6 +222,18 @@ def test_a_key_that_dominates_its_row(rng, isa, dtype, seqlen_q, largest_score, 
     assert torch.equal(out.transpose(1, 2)[dominated], values[dominated])
     error = (lse.double() - scores.logsumexp(-1)).abs()
     assert (error <= 1e-5 * largest_score).all()
+
+
+@pytest.mark.parametrize("rise", [3, 30, 400])
+def test_scores_that_rise_from_tile_to_tile(rng, isa, rise):
+    """By so many powers of two in every second row, which changes no bit of the rows beside."""
+    q, k, v = inputs(rng, "bf16", (40, 1100, 2, 2))
+    k[..., 0] = torch.arange(1100)[:, None] // 256
+    q[..., 0] = 0
+    beside = fmha_fwd(q, k, v)[:, ::2]
+    q[:, 1::2, :, 0] = rise * math.log(2) * HDIM**0.5
+    check(q, k, v)
+    assert torch.equal(fmha_fwd(q, k, v)[:, ::2], beside)
 
 
 @pytest.mark.parametrize("seqlen_q", [1, 70])

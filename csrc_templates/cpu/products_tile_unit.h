@@ -133,14 +133,15 @@ struct PanelProducts {
          0.0f);
   }
 
-  // The dot products of the queries with kBlockRows keys from `key` on; those of kKeyBlock keys are
-  // put to `scores` all at once.
-  static void dots(const float* queries, const StagedKeys& keys, int key, float* scores,
+  // The dot products of the queries with kKeyBlock keys from `key` on.
+  static void multiply(const float* queries, const StagedKeys& keys, int key, float* to) {
+    multiply_tiles<2, kVectors>(keys.operands + key * StagedKeys::kStride, StagedKeys::kStride,
+                                queries, kScoreDepth, to);
+  }
+
+  // Those with kBlockRows keys, from where they are.
+  static void dots(const float*, const StagedKeys&, int, const float* from,
                    Vec (&block)[kBlockRows][kVectors]) {
-    const float* from = scores + key * kRows;
-    if (key % kKeyBlock == 0)
-      multiply_tiles<2, kVectors>(keys.operands + key * StagedKeys::kStride, StagedKeys::kStride,
-                                  queries, kScoreDepth, scores + key * kRows);
     for (int r = 0; r < kBlockRows; ++r)
       for (int v = 0; v < kVectors; ++v)
         block[r][v] = simd::load(from + (r * kVectors + v) * kLanes);

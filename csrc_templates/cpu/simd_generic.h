@@ -81,7 +81,8 @@ inline Vec where_zero(Bits bits, uint32_t mask, Vec a) {
 constexpr float kLeastExponent = -127.0f;
 inline Vec clamp_exponent(Vec x) {
   const Vec lowest = broadcast(kLeastExponent);
-  return select(lowest > x, lowest, x);
+  const Vec highest = broadcast(128.0f);  // 2^128 becomes infinite
+  return select(lowest > x, lowest, select(x > highest, highest, x));
 }
 // Adding 1.5 * 2^23 leaves no bits for a fraction, and the integer in the low bits.
 constexpr float kIntegerBits = 12582912.0f;
