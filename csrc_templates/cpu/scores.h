@@ -430,6 +430,7 @@ struct Scores {
   // Scores are scaled after the subtraction. Then the largest one becomes exactly 0 and its
   // probability exactly 1, whereas a scaled maximum is rounded, by more than 2^127 has room for
   // where scores are large.
+  template <int kDegree = Dtype::kExpDegree>
   inline Vec probability(Vec score, Vec shift) const {
     Vec exponent = simd::mul(simd::sub(score, shift), simd::broadcast(scale_log2));
     // Many modified scores are far below the largest one. Products of their probabilities would be
@@ -439,7 +440,7 @@ struct Scores {
       exponent = simd::select_between(simd::broadcast(-kInfinity), exponent,
                                       simd::broadcast(kLeastExponent), simd::broadcast(-kInfinity),
                                       exponent);
-    return exp2(exponent);
+    return exp2<kDegree>(exponent);
   }
 
   // A probability relative to its row's largest one, as an integer for int8: rounded towards zero.
