@@ -133,10 +133,41 @@ struct PanelProducts {
          0.0f);
   }
 
+  // Queries of few operands stay in tiles, each depth's in a pair, while they are multiplied with
+  // keys: it is loads that products wait for. `hold` comes before the first `multiply`.
+  static constexpr bool kHoldsQueries = kScoreDepth <= 2 * kUnitOperands;
+  static constexpr bool kTwoVectors = kVectors == 2, kTwoDepths = kScoreDepth > kUnitOperands;
+  static constexpr int64_t kColumnBytes = 4 * kRows;
+
+  static void hold(const float* queries) {
+    if (!kHoldsQueries) return;
+    const float* deep = queries + kUnitOperands * kRows;
+    tile_unit::load<6>(queries, kColumnBytes);
+    if (kTwoVectors) tile_unit::load<7>(queries + kLanes, kColumnBytes);
+    if (kTwoDepths) tile_unit::load<2>(deep, kColumnBytes);
+    if (kTwoDepths && kTwoVectors) tile_unit::load<3>(deep + kLanes, kColumnBytes);
+  }
+
   // The dot products of the queries with kKeyBlock keys from `key` on.
   static void multiply(const float* queries, const StagedKeys& keys, int key, float* to) {
-    multiply_tiles<2, kVectors>(keys.operands + key * StagedKeys::kStride, StagedKeys::kStride,
-                                queries, kScoreDepth, to);
+    constexpr int64_t kRowBytes = 4 * StagedKeys::kStride;
+    const float* rows = keys.operands + key * StagedKeys::kStride;
+    if (!kHoldsQueries)
+      return multiply_tiles<2, kVectors>(rows, StagedKeys::kStride, queries, kScoreDepth, to);
+    for (int i = 0; i < kKeyBlock; i += kUnitRows) {
+      tile_unit::zero<0>();
+      if (kTwoVectors) tile_unit::zero<1>();
+      tile_unit::load<4>(rows + i * StagedKeys::kStride, kRowBytes);
+      tile_unit::add_bf16_products<0, 4, 6>();
+      if (kTwoVectors) tile_unit::add_bf16_products<1, 4, 7>();
+      if (kTwoDepths) {
+        tile_unit::load<5>(rows + i * StagedKeys::kStride + kUnitOperands, kRowBytes);
+        tile_unit::add_bf16_products<0, 5, 2>();
+        if (kTwoVectors) tile_unit::add_bf16_products<1, 5, 3>();
+      }
+      tile_unit::store<0>(to + i * kRows, kColumnBytes);
+      if (kTwoVectors) tile_unit::store<1>(to + i * kRows + kLanes, kColumnBytes);
+    }
   }
 
   // Those with kBlockRows keys, from where they are.
