@@ -327,7 +327,7 @@ def test_explain_fails_when_no_kernel_serves(run, monkeypatch):
 
 
 def test_build_fills_the_cache_once(run, empty_cache):
-    argv = ("build", "--dtype", "fp32", "--hdim", "24x8", "--mask", "causal", "--mode", "gm0")
+    argv = ("build", "--dtype", "fp32", "--hdim", "24x8", "--mask", "causal", "--mode", "gm1")
     first = run(*argv, "--json")
     assert first.code == 0
     assert [x["name"].split("_")[2:4] for x in first.json] == [["fp32", "24x8"]]
@@ -338,7 +338,7 @@ def test_build_fills_the_cache_once(run, empty_cache):
 
 
 def test_what_would_be_built_is_listed(run, empty_cache, monkeypatch):
-    argv = ("build", "--dtype", "fp32", "--hdim", "27", "--mask", "none", "--mode", "gm0")
+    argv = ("build", "--dtype", "fp32", "--hdim", "27", "--mask", "none", "--mode", "gm1")
     plain = ("--isa", "generic")
     (planned,) = run(*argv, *plain, "--dry-run", "--json").json
     assert (planned["cached"], planned["took_seconds"]) == (False, None)
@@ -361,7 +361,7 @@ def test_cache_commands(run, empty_cache):
     assert run("cache", "list", "--json").json == []
     assert not empty_cache.exists()
     # No other test has hdim 25 or 26: what this process has loaded already would not be built here.
-    run("build", "--dtype", "fp32", "--hdim", "25", "--mask", "none", "--mode", "gm0")
+    run("build", "--dtype", "fp32", "--hdim", "25", "--mask", "none", "--mode", "gm1")
     (entry,) = run("cache", "list", "--json").json
     assert entry["valid"]
     assert entry["size"] > 1000
@@ -375,7 +375,7 @@ def test_cache_commands(run, empty_cache):
     library.unlink()
     library.write_bytes(damaged)
     library.chmod(0o600)
-    run("build", "--dtype", "fp32", "--hdim", "26", "--mask", "none", "--mode", "gm0")
+    run("build", "--dtype", "fp32", "--hdim", "26", "--mask", "none", "--mode", "gm1")
     listed = run("cache", "list")
     assert listed.code == 1
     assert listed.out.count("DAMAGED") == 1

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -84,7 +85,9 @@ def _cpu_kernels() -> list[CpuTraits]:
         for isa in _X86_ISAS
         if not isa.startswith("amx")
     ]
-    return [*plain, *of_8_bits, *in_columns]
+    kernels = [*plain, *of_8_bits, *in_columns]
+    may_have_few_rows = (x for x in kernels if x.mode == "gm0" and x.most_few_rows)
+    return [*kernels, *(replace(x, few_rows=True) for x in may_have_few_rows)]
 
 
 def _device_kernels() -> list[ForwardTraits | BackwardTraits]:

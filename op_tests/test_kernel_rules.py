@@ -564,7 +564,8 @@ def test_a_profile_is_built_for_a_gpu(rng):
 
 def test_a_profile_is_built_for_a_cpu():
     wanted = {"dtypes": ["fp32"], "hdims": [64], "masks": [0], "features": ["plain"]}
-    (warmed,) = warmup(profile="pytorch", directions=["forward"], **wanted)
-    x = torch.zeros(2, 7, 4, 64)
-    plan = explain(x, x, x).plan
-    assert (plan.kernel, plan.is_built) == (warmed.name, True)
+    warmed = warmup(profile="pytorch", directions=["forward"], **wanted)
+    x = torch.zeros(2, 9, 4, 64)
+    plans = [explain(x[:, :queries], x, x).plan for queries in (9, 1)]
+    assert [plan.kernel for plan in plans] == [each.name for each in warmed]
+    assert all(plan.is_built for plan in plans)

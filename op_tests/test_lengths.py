@@ -9,9 +9,10 @@ import pytest
 import torch
 from inputs import prefix_sums
 from torch import Tensor
-from untyped import flash_attn_varlen_func, flash_attn_with_kvcache, fmha_bwd, fmha_fwd
+from untyped import explain, flash_attn_varlen_func, flash_attn_with_kvcache, fmha_bwd, fmha_fwd
 
 import jitfmha
+from jitfmha.planning.plan import Plan
 from jitfmha.problem.arguments import CuSeqlens
 from jitfmha.problem.problem import check_cu_seqlens_values
 
@@ -91,6 +92,22 @@ def used_rows(given: dict[str, Any], side: str, rows: int) -> Tensor:
     for start, begin, end in zip(starts, sums, sums[1:], strict=False):
         used[start : start + end - begin] = True
     return used
+
+
+@pytest.mark.parametrize("heads_k", [1, 2, 4])
+def test_few_rows_have_a_kernel_of_their_own(heads_k):
+    def plan_for(queries: int) -> Plan:
+        k = torch.zeros(2, 9, heads_k, HDIM)
+        plan: Plan | None = explain(torch.zeros(2, queries, 4, HDIM), k, k).plan
+        assert plan is not None
+        return plan
+
+    plans = {queries: plan_for(queries) for queries in range(1, 12)}
+    for queries, plan in plans.items():
+        are_few = queries * 4 // heads_k <= 8
+        assert ("few_rows" in plan.kernel) == are_few
+        for other in plans.values():
+            assert plan.serves(other.problem.sizes) == (plan.kernel == other.kernel)
 
 
 @pytest.mark.parametrize("batch", [0, 1, 4])

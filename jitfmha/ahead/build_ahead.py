@@ -12,7 +12,7 @@ import torch
 from ..call.dispatch import plans_for
 from ..planning.plan import Plan
 from ..planning.specification import OUT_DTYPES, signature_of
-from ..planning.target import AmdTarget, Target
+from ..planning.target import AmdTarget, CpuTarget, Target
 from ..problem.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from ..problem.mask import parse_mask
 from ..problem.problem import MAX_HDIM, Direction, Mode, Problem
@@ -103,7 +103,8 @@ def _plans(
     for combination in combinations:
         try:
             check_combination(combination)
-            found = [x for problem in _problems(combination) for x in plans_for(problem, target)]
+            problems = _problems(combination, target)
+            found = [x for problem in problems for x in plans_for(problem, target)]
         except left_out as error:
             unserved = error
             continue
@@ -114,13 +115,18 @@ def _plans(
     return plans
 
 
-def _problems(combination: Combination) -> Iterator[Problem]:
+def _problems(combination: Combination, target: Target) -> Iterator[Problem]:
     """The problem of such calls; and of packed ones also of long and of uneven sequences.
 
-    These have kernels of their own.
+    These have kernels of their own, as few and many queries of gm0 on the CPU.
     """
     yield combination.problem()
-    if combination.mode == "gm1" and combination.direction == "forward":
+    if combination.direction == "backward":
+        return
+    if combination.mode == "gm0" and isinstance(target, CpuTarget):
+        for queries in (_MANY_QUERIES, 1):
+            yield combination._replace(seqlen_q=queries).problem()
+    if combination.mode == "gm1":
         yield combination._replace(seqlen_q=_FULL_TILE).problem()
         # Whether heads share keys tells two kernels for uneven sequences apart.
         for heads_q in {combination.heads_q, 2 * combination.heads_k}:

@@ -82,7 +82,7 @@ def warmup(
 
     Returns:
         The launchers in the order of the arguments, each once: several combinations may share one
-        (all masks other than "none" do on the CPU).
+        (all masks other than "none" do on the CPU); gm0 has two there, for few and many queries.
 
     Raises:
         TypeError, ValueError: an argument or a combination breaks a rule, or no combination has all

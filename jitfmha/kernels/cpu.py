@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import chain
 from typing import Any, NoReturn
@@ -233,6 +233,7 @@ class CpuTraits:
     isa: CpuIsa
     direction: Direction = "forward"
     modifiers: ModifierTraits = _NO_MODIFIERS
+    few_rows: bool = False  # of a head, in gm0; in gm1 some sequences may have few
     paged: bool = False
     packed_pages: bool = False
     # Scales of 8-bit inputs, and whether those of q differ among the query heads of a key head.
@@ -252,7 +253,7 @@ class CpuTraits:
         has_column_major_v = problem.has_column_major_v and not problem.has_packed_pages
         uses_tile_unit = multiplies_bf16 and not has_column_major_v
         scales = problem.q_descale, problem.k_descale, problem.v_descale
-        return cls(
+        traits = cls(
             dtype=problem.dtype,
             hdim_q=problem.hdim_q,
             hdim_v=problem.hdim_v,
@@ -272,6 +273,27 @@ class CpuTraits:
             other_out_dtype=problem.other_out_dtype,
             column_major_v=has_column_major_v,
         )
+        return replace(traits, few_rows=0 < problem.seqlen_q <= traits.few_queries(problem))
+
+    @property
+    def most_few_rows(self) -> int:
+        """Up to so many rows of a head have head elements in the lanes."""
+        # Dropout has its random numbers, and int8 probabilities their scales, for rows in the lanes
+        # only; values with contiguous keys have no elements side by side.
+        has_rows_there = self.modifiers.dropout or self.int8_probabilities or self.column_major_v
+        return 0 if has_rows_there or self.direction == "backward" else 8
+
+    def few_queries(self, problem: Problem) -> int:
+        """Up to so many queries have few rows of a head; 0 in gm1."""
+        group = problem.heads_q // max(problem.heads_k, 1)
+        return self.most_few_rows // max(group, 1) if self.mode == "gm0" else 0
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Which rows of a head there may be; each is compiled by itself."""
+        if self.few_rows:
+            return ("few",)
+        return ("few", "many") if self.mode == "gm1" and self.most_few_rows else ("many",)
 
     @property
     def name(self) -> str:
@@ -288,6 +310,7 @@ class CpuTraits:
             self.mask,
             *self.modifiers.words(),
             self.mode,
+            "few_rows" if self.few_rows else "",
             "packed_pages" if self.packed_pages else "paged" if self.paged else "",
             self.isa,
         )
@@ -337,6 +360,8 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         "hdim_v": traits.hdim_v,
         "mask": traits.mask,
         "mode": traits.mode,
+        "few_rows": traits.most_few_rows,
+        "rows": "_or_".join(traits.rows),
         "tile_unit": traits.isa in _TILE_UNITS,
         "shared_structs": cpp_of(structs),
         "score_constants": traits.modifiers.constants(),
@@ -344,7 +369,12 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
     }
     template = f"fmha_{traits.short_direction}"
     sources = {
-        "beside.cpp": render("cpu/beside.cpp.in", {"kernel": f"{template}.cpp"}),
+        **{
+            f"{rows}_rows.cpp": render(
+                "cpu/beside.cpp.in", {"kernel": f"{template}.cpp", "rows": rows}
+            )
+            for rows in traits.rows
+        },
         "traits.h": render("cpu/traits.h.in", values),
         **_product_sources(traits),
     }
@@ -404,7 +434,7 @@ def _product_sources(traits: CpuTraits) -> dict[str, str]:
 
 
 class CpuPlan(Plan):
-    """The CPU kernel for one problem, which serves all lengths and strides.
+    """The CPU kernel for one problem, which serves all lengths with few rows, or with many.
 
     A backward pass has the strides of its gradients from the problem.
     """
@@ -419,6 +449,7 @@ class CpuPlan(Plan):
         self.num_splits = num_splits
         self.threads = threads
         self.traits = CpuTraits.of(problem, target.isa)
+        self._few_queries = self.traits.few_queries(problem)
         # That of the cache entry is the same, or its beginning.
         self.kernel = self.traits.name
         self.source = f"csrc_templates/{self.traits.template}"
@@ -465,7 +496,9 @@ class CpuPlan(Plan):
         )
 
     def serves(self, sizes: PlainSizes) -> bool:
-        """Always, but where times were measured: nothing is compiled in by the sizes."""
+        """All lengths with few rows, or with many; where times were measured, the best for it."""
+        if (sizes[0] <= self._few_queries) != self.traits.few_rows:
+            return False
         contest = self.contest
         return contest is None or contest.best(sizes[0], sizes[1]) is self
 
