@@ -21,6 +21,7 @@ from .fresh_process import NUMPY_IS_MISSING, fresh_python
 from .loader import load, read
 from .spec import BuildSpec
 from .status import building, is_verbose
+from .toolchain.environment import user_environment
 
 _PROGRAM = f"""
 import warnings
@@ -81,7 +82,7 @@ class _Builder:
 
     def __init__(self) -> None:
         # Who started it says what is built.
-        environment = os.environ | {"JITFMHA_VERBOSE": "1" if is_verbose() else "quiet"}
+        environment = user_environment() | {"JITFMHA_VERBOSE": "1" if is_verbose() else "quiet"}
         self._process = subprocess.Popen(
             fresh_python(_PROGRAM),
             stdin=subprocess.PIPE,

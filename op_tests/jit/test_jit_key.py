@@ -8,7 +8,8 @@ import torch
 from jitfmha import jit
 from jitfmha.jit.cache import key as key_module
 from jitfmha.jit.cache.key import EntryKey, entry_key
-from jitfmha.jit.toolchain.host_cpp import HostCpp
+from jitfmha.jit.toolchain.environment import changed_environment, user_environment
+from jitfmha.jit.toolchain.host_cpp import HostCpp, find_host_cpp
 
 from .conftest import make_spec
 
@@ -69,6 +70,15 @@ def test_surroundings_are_in_the_key(where, name, value, monkeypatch):
     after = entry_key(make_spec(), COMPILER)
     assert before.content != after.content
     assert before.compiler == after.compiler
+
+
+def test_threads_have_the_compiler_of_the_user_during_a_build():
+    found, before = find_host_cpp(ask_again=True), user_environment()
+    with changed_environment({"CXX": "/nowhere/compiler", "PATH": "/nowhere"}):
+        assert find_host_cpp(ask_again=True) == found
+        assert os.environ["PATH"] == "/nowhere"
+        assert user_environment() == before
+    assert dict(os.environ) == before
 
 
 def test_directory_name_can_be_parsed():

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from ..errors import CompileFailure
 from ..spec import BuildSpec
+from .environment import user_environment
 
 # What neither ninja nor a shell interprets, in any locale.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+=@,-]+")
@@ -66,7 +67,9 @@ class DoesNotRun(Exception):
 def version_of(command: Sequence[str]) -> str:
     """A compiler's whole answer to `--version`. Raises ``DoesNotRun`` where there is none."""
     # An empty name of its cache is the working directory to zig, which would leave files there.
-    variables = {n: text for n, text in os.environ.items() if text or not n.startswith("ZIG_")}
+    variables = {
+        n: text for n, text in user_environment().items() if text or not n.startswith("ZIG_")
+    }
     try:
         answer = subprocess.run(
             [*command, "--version"],

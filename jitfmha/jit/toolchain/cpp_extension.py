@@ -30,6 +30,7 @@ from ..errors import BuildError
 from ..spec import BuildSpec
 from ..status import is_verbose
 from .compiling import compile_failure, source_flags
+from .environment import changed_environment
 from .head_start import begun, compiler_script
 from .ninja import path_with_ninja
 
@@ -39,9 +40,10 @@ _STDOUT = 1
 _PATIENCE_SECONDS = 5.0
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
-# cpp_extension takes compiler and ninja from the environment, of which there is only one.
+# cpp_extension takes compiler and ninja from the environment.
 _one_build_at_a_time = threading.Lock()
-_environment_before: dict[str, str | None] = {}
+# A fork waits for it: the child would find the import unfinished, and wait for it for ever.
+_importing = threading.RLock()
 
 
 def compile_library(
@@ -57,7 +59,10 @@ def compile_library(
     ldflags = ["-shared", *objects, *spec.ldflags]
     if sys.platform.startswith("linux"):
         ldflags.append(f"-L{_without_torch(workspace)}")
-    with _one_build_at_a_time, _environment(command, workspace, variables):
+    with (
+        _one_build_at_a_time,
+        changed_environment(_variables(command, workspace, variables)),
+    ):
         library = Path(_load(spec, workspace, cflags, ldflags))
         if spec.toolchain == "host_object" and library.is_file():
             library = _one_object(command, workspace, workspace / spec.artifact_name)
@@ -210,14 +215,15 @@ def _imported_cpp_extension() -> Any:
     An exception of a signal meanwhile would leave half of setuptools in place, with which no later
     attempt succeeds. So what is half there is forgotten.
     """
-    before = set(sys.modules)
-    try:
-        return import_module("torch.utils.cpp_extension")
-    except BaseException:
-        for name in sys.modules.keys() - before:
-            if name.partition(".")[0] == "setuptools" or name == "torch.utils.cpp_extension":
-                del sys.modules[name]
-        raise
+    with _importing:
+        before = set(sys.modules)
+        try:
+            return import_module("torch.utils.cpp_extension")
+        except BaseException:
+            for name in sys.modules.keys() - before:
+                if name.partition(".")[0] == "setuptools" or name == "torch.utils.cpp_extension":
+                    del sys.modules[name]
+            raise
 
 
 def _check_torch_location(paths: list[str]) -> None:
@@ -259,13 +265,12 @@ def _quiet_extension_log() -> Iterator[None]:
         log.setLevel(level)
 
 
-@contextmanager
-def _environment(
-    command: tuple[str, ...], workspace: Path, variables: Mapping[str, str]
-) -> Iterator[None]:
+def _variables(
+    command: tuple[str, ...], workspace: Path, of_compiler: Mapping[str, str]
+) -> dict[str, str]:
     jobs = os.environ.get("MAX_JOBS", "")
-    changes = {
-        **variables,
+    return {
+        **of_compiler,
         # It ends in an error where a digit is no decimal one, and ignores what else is no number.
         "MAX_JOBS": str(int(jobs)) if jobs.isdecimal() else "",
         "CXX": compiler_script(workspace, command),
@@ -277,28 +282,17 @@ def _environment(
         # Launchers have a C interface; whether PyTorch's C++ one would fit does not matter.
         "TORCH_DONT_CHECK_COMPILER_ABI": "1",
     }
-    _environment_before.update({name: os.environ.get(name) for name in changes})
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        _restore_environment()
-
-
-def _restore_environment() -> None:
-    for name, value in _environment_before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    _environment_before.clear()
 
 
 def _forget_build_of_parent() -> None:
     """Begin anew in the child of a fork that took place while another thread was building."""
     global _one_build_at_a_time
     _one_build_at_a_time = threading.Lock()
-    _restore_environment()
+    _importing.release()
 
 
-os.register_at_fork(after_in_child=_forget_build_of_parent)
+os.register_at_fork(
+    before=_importing.acquire,
+    after_in_parent=_importing.release,
+    after_in_child=_forget_build_of_parent,
+)

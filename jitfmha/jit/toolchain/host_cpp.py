@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from ..errors import CompilerNotFound
 from ..spec import BuildSpec
 from ..status import say
 from .compiling import INSTALL_ZIG, ZIG_MISSING, DoesNotRun, version_of, zig_program
+from .environment import user_environment
 
 _STANDARD_NAMES = ("c++", "g++", "clang++")
 
@@ -54,7 +56,8 @@ class HostCpp(NamedTuple):
             return compile_library(known_spec, self.command, workspace, destination, {})
         # Beside the entries, where nobody else can write to.
         folder = destination.parents[1] / "zig"
-        own = {n: str(folder) for n in self.variables_of_its_cache if not os.environ.get(n)}
+        named = user_environment()
+        own = {n: str(folder) for n in self.variables_of_its_cache if not named.get(n)}
         is_filled = folder / "is_filled"
         if not is_filled.exists():
             say("the first build with ziglang takes minutes, for a C++ library that is then kept")
@@ -80,17 +83,18 @@ def find_host_cpp(*, ask_again: bool = False) -> HostCpp:
     an answer that this process got earlier counts for nothing. Raises ``CompilerNotFound`` where
     none of them runs; the message lists each with its reason.
     """
-    question = (os.environ.get("CXX"), os.environ.get("PATH"))
+    environment = user_environment()
+    question = (environment.get("CXX"), environment.get("PATH"))
     if ask_again or question not in _found:
-        _found[question] = _search()
+        _found[question] = _search(environment)
     return _found[question]
 
 
-def _search() -> HostCpp:
+def _search(environment: Mapping[str, str]) -> HostCpp:
     reasons: list[str] = []
-    for label, command, why in _candidates():
+    for label, command, why in _candidates(environment.get("CXX", "")):
         try:
-            compiler = _ask(command)._replace(why=why)
+            compiler = _ask(command, environment.get("PATH"))._replace(why=why)
         except DoesNotRun as reason:
             reasons.append(f"{label}: {reason}")
             continue
@@ -104,9 +108,8 @@ def _search() -> HostCpp:
     return zig
 
 
-def _candidates() -> list[tuple[str, str, str]]:
+def _candidates(chosen: str) -> list[tuple[str, str, str]]:
     """What to call each, its command, and why it would be taken."""
-    chosen = os.environ.get("CXX", "")
     named = [(f"CXX={chosen!r}", chosen, "CXX names it")] if chosen.strip() else []
     return named + [(name, name, f"it is {name} on PATH") for name in _STANDARD_NAMES]
 
@@ -136,12 +139,12 @@ def _zig_cpp() -> HostCpp | None:
     )
 
 
-def _ask(command: str) -> HostCpp:
+def _ask(command: str, folders: str | None) -> HostCpp:
     try:
         words = shlex.split(command)
     except ValueError as error:
         raise DoesNotRun(f"cannot be split into words ({error})") from error
-    path = shutil.which(words[0]) if words else None
+    path = shutil.which(words[0], path=folders) if words else None
     if path is None:
         raise DoesNotRun("not found, or not executable")
     words[0] = path = os.path.abspath(path)
