@@ -68,17 +68,24 @@ def test_group_mode(rng, mask):
 @pytest.mark.usefixtures("num_threads")
 @pytest.mark.parametrize("mask", [*MASKS, {"window_size": (60, 2)}], ids=str)
 def test_threads_do_not_change_the_bits(rng, mask):
-    """Of 290 rows the last two are in a tile of their own, or not, as it suits the threads.
+    """In tiles of 160 of 290 rows the keys of (60, 2) would go beyond one part of 256.
 
-    In tiles of 160 rows the keys of (60, 2) would go beyond one part of 256.
+    Of 194 the last two are in a tile of their own, or not, as it suits the threads. That they are
+    few counts where sequences have few rows or many.
     """
-    for sizes in ((1, 5000, 8, 2), (1, 1000, 24, 24), (20, 3000, 2, 1), (290, 962, 2, 2)):
-        q, k, v = random_qkv(rng, sizes)
+    calls: list[tuple[Any, dict[str, Any]]] = [
+        (random_qkv(rng, sizes), mask)
+        for sizes in ((1, 5000, 8, 2), (1, 1000, 24, 24), (20, 3000, 2, 1), (290, 962, 2, 2))
+    ]
+    of_194 = packed(rng, [194], [962], heads=(2, 2))
+    calls.append((of_194.qkv, {**of_194.sequences.groups, **mask}))
+    for qkv, options in calls:
         for num_splits in (0, 4):
-            first = fmha_fwd(q, k, v, return_lse=True, num_splits=num_splits, **mask)
+            torch.set_num_threads(2)
+            first = fmha_fwd(*qkv, return_lse=True, num_splits=num_splits, **options)
             for threads in (1, 2, 3, 5, 2):
                 torch.set_num_threads(threads)
-                again = fmha_fwd(q, k, v, return_lse=True, num_splits=num_splits, **mask)
+                again = fmha_fwd(*qkv, return_lse=True, num_splits=num_splits, **options)
                 assert is_same(again, first)
 
 
