@@ -166,8 +166,16 @@ def test_aiter_writes_into_caches(rng):
         aiter.reshape_and_cache_flash(k, v, k[None], v[None], slots, "fp8", *scales)
     with pytest.raises(NotImplementedError, match="kv_cache_dtype is 'int4'"):
         aiter.reshape_and_cache_flash(k, v, *caches, slots, "int4", *scales)
-    with pytest.raises(TypeError, match="slot_mapping must be"):
-        aiter.reshape_and_cache_flash(k, v, *caches, None, "auto")
+    of_int8 = torch.zeros(3, 16, 2, 32, dtype=torch.int8)
+    with pytest.raises(ValueError, match=r"is 'fp8'; value_cache is a torch\.int8"):
+        aiter.reshape_and_cache_flash(k, v, caches[0], of_int8, slots, "fp8")
+    names = "key", "value", "key_cache", "value_cache", "slot_mapping"
+    good = k, v, *torch.zeros(2, 3, 16, 2, 32, dtype=k.dtype).unbind(), slots
+    for at, name in enumerate(names):
+        for bad in (None, torch.tensor(7), good[at].to(torch.complex64)):
+            changed: Any = [*good[:at], bad, *good[at + 1 :]]
+            with pytest.raises((TypeError, ValueError, NotImplementedError), match=rf"^{name} "):
+                aiter.reshape_and_cache_flash(*changed, "auto")
     with pytest.raises(NotImplementedError, match="asm_layout is False"):
         aiter.reshape_and_cache(k, v, *caches, slots, "auto")
 

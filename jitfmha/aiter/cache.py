@@ -6,18 +6,78 @@ Source: ``aiter/ops/cache.py`` of github.com/ROCm/aiter. They end in
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ..problem.checks import describe, not_a_tensor, with_clear_errors
+from ..layers.peer_values import as_flag, ends_in
+from ..problem.checks import describe, not_a_tensor
 from ..problem.packed_pages import are_packed
 from ..rows.heads.interface import qk_norm_rope_cache
 from .dtypes import fp8_of
 
 _FP8 = ("fp8", "fp8_e4m3")
+_NAMES = {"k": "key", "v": "value", "slots": "slot_mapping"}
+_NAMES |= {"k_cache": "key_cache", "v_cache": "value_cache"}
 
 
-@with_clear_errors
+def _write(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    kv_cache_dtype: str,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+) -> None:
+    given = {"key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache}
+    for name, x in {**given, "slot_mapping": slot_mapping}.items():
+        if not isinstance(x, Tensor):
+            raise not_a_tensor(name, x)
+    caches = [key_cache, value_cache]
+    if kv_cache_dtype in _FP8:
+        caches = [x.view(fp8_of(x.device)) if x.dtype == torch.uint8 else x for x in caches]
+        for x, name in zip(caches, ("key_cache", "value_cache"), strict=True):
+            if x.element_size() > 1 or not x.is_floating_point():
+                raise ValueError(
+                    f"kv_cache_dtype is {kv_cache_dtype!r}; {name} is {describe(given[name])}"
+                )
+    elif kv_cache_dtype != "auto":
+        raise NotImplementedError(
+            f"kv_cache_dtype is {kv_cache_dtype!r}; choose 'auto' or one of {', '.join(_FP8)}"
+        )
+    tokens = len(slot_mapping) if slot_mapping.dim() else 0
+    qk_norm_rope_cache(
+        k=key[:tokens] if key.dim() else key,
+        v=value[:tokens] if value.dim() else value,
+        k_cache=caches[0],
+        v_cache=caches[1],
+        slots=slot_mapping,
+        k_scale=_scale_of(key_cache, k_scale),
+        v_scale=_scale_of(value_cache, v_scale),
+    )
+
+
+def _scale_of(cache: Tensor, scale: Tensor | None) -> Tensor | None:
+    if cache.element_size() > 1:
+        return None
+    return scale.flatten() if isinstance(scale, Tensor) else scale
+
+
+def _write_packed(value_cache: Tensor, asm_layout: object, **others: Any) -> None:
+    if not isinstance(value_cache, Tensor):
+        raise not_a_tensor("value_cache", value_cache)
+    if not as_flag("asm_layout", asm_layout) or not are_packed(value_cache):
+        raise NotImplementedError(
+            f"asm_layout is {asm_layout} and value_cache {describe(value_cache)}; packed pages "
+            "(pages, heads, page_size / x, hdim, x) with asm_layout=True are served"
+        )
+    _write(value_cache=value_cache, **others)
+
+
+@ends_in(_write, **_NAMES)
 def reshape_and_cache_flash(
     key: Tensor,
     value: Tensor,
@@ -42,33 +102,9 @@ def reshape_and_cache_flash(
 
     Raises as :func:`jitfmha.qk_norm_rope_cache` does, and ``NotImplementedError`` for other names.
     """
-    caches = [key_cache, value_cache]
-    if kv_cache_dtype in _FP8:
-        caches = [x.view(fp8_of(x.device)) if x.dtype == torch.uint8 else x for x in caches]
-        if key_cache.element_size() > 1:
-            raise ValueError(
-                f"kv_cache_dtype is {kv_cache_dtype!r}; key_cache is {describe(key_cache)}"
-            )
-    elif kv_cache_dtype != "auto":
-        raise NotImplementedError(
-            f"kv_cache_dtype is {kv_cache_dtype!r}; choose 'auto' or one of {', '.join(_FP8)}"
-        )
-    if not isinstance(slot_mapping, Tensor):
-        raise not_a_tensor("slot_mapping", slot_mapping)
-    tokens = slot_mapping.shape[0]
-    has_scales = key_cache.element_size() == 1
-    qk_norm_rope_cache(
-        k=key[:tokens],
-        v=value[:tokens],
-        k_cache=caches[0],
-        v_cache=caches[1],
-        slots=slot_mapping,
-        k_scale=k_scale.flatten() if has_scales and k_scale is not None else None,
-        v_scale=v_scale.flatten() if has_scales and v_scale is not None else None,
-    )
 
 
-@with_clear_errors
+@ends_in(_write_packed, **_NAMES)
 def reshape_and_cache(
     key: Tensor,
     value: Tensor,
@@ -85,11 +121,3 @@ def reshape_and_cache(
     Raises as :func:`reshape_and_cache_flash`, and ``NotImplementedError`` for values in pages of
     ``(pages, heads, hdim, page_size)``, which is what they are without ``asm_layout``.
     """
-    if not asm_layout or not are_packed(value_cache):
-        raise NotImplementedError(
-            f"asm_layout is {asm_layout} and value_cache {describe(value_cache)}; packed pages "
-            "(pages, heads, page_size / x, hdim, x) with asm_layout=True are served"
-        )
-    reshape_and_cache_flash(
-        *(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale)
-    )
