@@ -1,5 +1,7 @@
 """matmul against float64 on the CPU, its gradients, and what torch does with the operator."""
 
+from typing import Any
+
 import pytest
 import torch
 from drawn_products import ACTIVATE, check, check_call, drawn_call, matrix, numbers
@@ -160,6 +162,13 @@ def test_products_of_aiter(dtype, rng):
     for options, text in (({}, "B.is_shuffled is True"), ({"scale_c": bias}, "scale_c")):
         with pytest.raises(NotImplementedError, match=text):
             jitfmha.aiter.gemm_a16w16(x, weight, **options)
+    wrong: Any  # what does not fit
+    for wrong, text in ((None, "B must be"), (weight[0], r"B is .*; expected \(n, k\)")):
+        with pytest.raises((TypeError, ValueError), match=text):
+            jitfmha.aiter.gemm_a16w16(x, wrong)
+    wrong = 2.0
+    with pytest.raises(TypeError, match="w_scale must be"):
+        jitfmha.aiter.gemm_a8w8(x, x, None, wrong)
 
 
 def test_the_suite_holds_its_ratios_against_bars(monkeypatch):

@@ -4,11 +4,14 @@ Read from ``aiter/ops/rmsnorm.py`` and ``aiter/ops/norm.py`` of github.com/ROCm/
 ``flash_attn/ops/rms_norm.py`` and ``layer_norm.py`` of github.com/Dao-AILab/flash-attention.
 """
 
+from typing import Any
+
 import pytest
 import torch
 
 import jitfmha
 from jitfmha import aiter, install_as  # noqa: A004
+from jitfmha.flash_attn.ops import layer_norm, rms_norm
 
 
 def numbers(rng, *shape):
@@ -56,15 +59,31 @@ def test_what_aiter_has_and_this_has_not(rng):
         aiter.rms_norm(x, weight[1:], 1e-5)
 
 
+def test_errors_name_the_arguments_of_these_functions(rng):
+    x, weight = numbers(rng, 5, 40), numbers(rng, 40)
+    calls: list[tuple[Any, tuple[Any, ...], str]] = [
+        (aiter.rms_norm, (None, weight, 1e-5), "input must be"),
+        (aiter.rmsnorm2d_fwd, (x, weight, -1), "epsilon is -1"),
+        (aiter.layernorm2d_fwd, (x, weight, weight, 1e-5, 5), "x_bias must be"),
+        (aiter.rmsnorm2d_fwd_with_add, (x, x, x, x.clone(), None, 1e-5, True), "weight must be"),
+        (aiter.rmsnorm2d_fwd_with_add, (x, x, x[1:], x, weight, 1e-5), "residual_in has shape"),
+        (rms_norm.rms_norm, (x, weight, "1"), "epsilon must be"),
+        (layer_norm.layer_norm, (x, weight, None, -1), "epsilon is -1"),
+    ]
+    for function, arguments, text in calls:
+        with pytest.raises((TypeError, ValueError), match=f"^{text}"):
+            function(*arguments)
+
+
 def test_by_their_names(rng):
     x, weight = numbers(rng, 5, 40), numbers(rng, 40)
     with install_as("flash_attn"), install_as("aiter"):
         import aiter as by_name
-        from flash_attn.ops.layer_norm import layer_norm
-        from flash_attn.ops.rms_norm import rms_norm
+        from flash_attn.ops import layer_norm as layer_norm_by_name
+        from flash_attn.ops import rms_norm as rms_norm_by_name
 
         assert by_name.rms_norm is aiter.rms_norm
         expected = jitfmha.rms_norm(x, weight, eps=1e-3)
-        assert torch.equal(rms_norm(x, weight, 1e-3), expected)
+        assert torch.equal(rms_norm_by_name.rms_norm(x, weight, 1e-3), expected)
         expected = jitfmha.layer_norm(x, weight, None, eps=1e-3)
-        assert torch.equal(layer_norm(x, weight, None, 1e-3), expected)
+        assert torch.equal(layer_norm_by_name.layer_norm(x, weight, None, 1e-3), expected)

@@ -11,18 +11,27 @@ import torch
 from torch import Tensor
 
 from ..gemm.interface import matmul
-from ..problem.checks import refuse_given, with_clear_errors
+from ..problem.checks import describe, not_a_tensor, refuse_given, with_clear_errors
 
 
-def _refuse_shuffled(name: str, weight: Tensor) -> None:
+def _transposed(name: str, weight: Tensor) -> Tensor:
+    if not isinstance(weight, Tensor):
+        raise not_a_tensor(name, weight)
     if getattr(weight, "is_shuffled", False):
         raise NotImplementedError(
             f"{name}.is_shuffled is True; weights are served as they are, without shuffle_weight"
         )
+    if weight.dim() != 2:
+        raise ValueError(f"{name} is {describe(weight)}; expected (n, k)")
+    return weight.mT
 
 
-def _spread(scale: Tensor | None, *shape: int) -> Tensor | None:
-    return scale if scale is None or scale.numel() == 1 else scale.reshape(shape)
+def _spread(name: str, scale: Tensor | None, *shape: int) -> Tensor | None:
+    if scale is None:
+        return None
+    if not isinstance(scale, Tensor):
+        raise not_a_tensor(name, scale)
+    return scale if scale.numel() == 1 else scale.reshape(shape)
 
 
 @with_clear_errors
@@ -41,9 +50,9 @@ def gemm_a16w16(
     :func:`jitfmha.matmul` does.
     """
     refuse_given(scale_c=scale_c)
-    _refuse_shuffled("B", B)
-    scale_a, scale_b = _spread(scale_a, -1, 1), _spread(scale_b, 1, -1)
-    return matmul(A, B.mT, bias=bias, out_dtype=otype, scale_a=scale_a, scale_b=scale_b)
+    weight = _transposed("B", B)
+    scales = _spread("scale_a", scale_a, -1, 1), _spread("scale_b", scale_b, 1, -1)
+    return matmul(A, weight, bias=bias, out_dtype=otype, scale_a=scales[0], scale_b=scales[1])
 
 
 @with_clear_errors
@@ -61,6 +70,6 @@ def gemm_a8w8(
     ``x_scale`` has one number or m, ``w_scale`` one or n. ``splitK`` has no effect: steps are split
     as the chip asks for. Raises as :func:`gemm_a16w16`.
     """
-    _refuse_shuffled("WQ", WQ)
-    scale_a, scale_b = _spread(x_scale, -1, 1), _spread(w_scale, 1, -1)
-    return matmul(XQ, WQ.mT, bias=bias, out_dtype=dtype, scale_a=scale_a, scale_b=scale_b)
+    weight = _transposed("WQ", WQ)
+    scales = _spread("x_scale", x_scale, -1, 1), _spread("w_scale", w_scale, 1, -1)
+    return matmul(XQ, weight, bias=bias, out_dtype=dtype, scale_a=scales[0], scale_b=scales[1])

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..layers.peer_values import check_out, written_to
-from ..problem.checks import with_clear_errors
+from ..layers.peer_values import as_flag, check_out, ends_in, written_to
+from ..problem.checks import not_a_tensor
 from ..problem.memory import refuse_shared_rooms
 from ..problem.torch_parts import refuse_derivatives
-from ..rows.interface import layer_norm as _layer_norm
-from ..rows.interface import rms_norm as _rms_norm
+from ..rows import interface as rows
+
+_NAMES = {"x": "input", "eps": "epsilon", "residual": "residual_in"}
 
 
 def _refuse_model_sensitive(value: int) -> None:
@@ -24,7 +25,55 @@ def _refuse_model_sensitive(value: int) -> None:
         )
 
 
-@with_clear_errors
+def _rms_norm(
+    input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int
+) -> Tensor:
+    _refuse_model_sensitive(use_model_sensitive_rmsnorm)
+    result = rows.rms_norm(input, weight, eps=epsilon)
+    assert isinstance(result, Tensor)
+    return result
+
+
+def _rms_norm_with_add(
+    out: Tensor,
+    input: Tensor,
+    residual_in: Tensor,
+    residual_out: Tensor,
+    weight: Tensor,
+    epsilon: float,
+    gemma_norm: bool,
+    use_model_sensitive_rmsnorm: int,
+) -> None:
+    for name, x in (("residual_in", residual_in), ("weight", weight)):
+        if not isinstance(x, Tensor):
+            raise not_a_tensor(name, x)
+    refuse_derivatives(
+        "rmsnorm2d_fwd_with_add", input=input, residual_in=residual_in, weight=weight
+    )
+    _refuse_model_sensitive(use_model_sensitive_rmsnorm)
+    if as_flag("gemma_norm", gemma_norm):
+        weight = weight.float() + 1
+    result, total = rows.rms_norm(input, weight, eps=epsilon, residual=residual_in)
+    check_out("out", out, result)
+    check_out("residual_out", residual_out, total)
+    refuse_shared_rooms(out=out, residual_out=residual_out)
+    written_to(out, result)
+    written_to(residual_out, total, name="residual_out")
+
+
+def _layer_norm(
+    input: Tensor, weight: Tensor, bias: Tensor, epsilon: float, x_bias: Tensor | None
+) -> Tensor:
+    for name, x in (("input", input), ("x_bias", x_bias)):
+        if not isinstance(x, Tensor) and (name == "input" or x is not None):
+            raise not_a_tensor(name, x)
+    x = input if x_bias is None else input + x_bias
+    result = rows.layer_norm(x, weight, bias, eps=epsilon)
+    assert isinstance(result, Tensor)
+    return result
+
+
+@ends_in(_rms_norm, **_NAMES)
 def rms_norm(
     input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int = 0
 ) -> Tensor:
@@ -33,21 +82,16 @@ def rms_norm(
     Raises ``NotImplementedError`` where ``use_model_sensitive_rmsnorm`` is not 0, and what
     :func:`jitfmha.rms_norm` does.
     """
-    _refuse_model_sensitive(use_model_sensitive_rmsnorm)
-    result = _rms_norm(input, weight, eps=epsilon)
-    assert isinstance(result, Tensor)
-    return result
 
 
-@with_clear_errors
+@ends_in(_rms_norm, **_NAMES)
 def rmsnorm2d_fwd(
     input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int = 0
 ) -> Tensor:
     """The same as :func:`rms_norm`."""
-    return rms_norm(input, weight, epsilon, use_model_sensitive_rmsnorm)
 
 
-@with_clear_errors
+@ends_in(_rms_norm_with_add, **_NAMES)
 def rmsnorm2d_fwd_with_add(
     out: Tensor,
     input: Tensor,
@@ -63,21 +107,9 @@ def rmsnorm2d_fwd_with_add(
     Either may be the input that it comes from. With ``gemma_norm`` the weight is ``weight + 1``.
     There are no gradients. Raises as :func:`rms_norm`.
     """
-    refuse_derivatives(
-        "rmsnorm2d_fwd_with_add", input=input, residual_in=residual_in, weight=weight
-    )
-    _refuse_model_sensitive(use_model_sensitive_rmsnorm)
-    if gemma_norm:
-        weight = weight.float() + 1
-    result, total = _rms_norm(input, weight, eps=epsilon, residual=residual_in)
-    check_out("out", out, result)
-    check_out("residual_out", residual_out, total)
-    refuse_shared_rooms(out=out, residual_out=residual_out)
-    written_to(out, result)
-    written_to(residual_out, total, name="residual_out")
 
 
-@with_clear_errors
+@ends_in(_layer_norm, **_NAMES)
 def layernorm2d_fwd(
     input: Tensor,
     weight: Tensor,
@@ -89,7 +121,3 @@ def layernorm2d_fwd(
 
     The other arguments, and what is raised, are those of :func:`jitfmha.layer_norm`.
     """
-    x = input if x_bias is None else input + x_bias
-    result = _layer_norm(x, weight, bias, eps=epsilon)
-    assert isinstance(result, Tensor)
-    return result

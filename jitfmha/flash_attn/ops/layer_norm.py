@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...problem.checks import with_clear_errors
-from ...rows.interface import layer_norm as _layer_norm
+from ...layers.peer_values import ends_in
+from ...rows import interface as rows
 
 __all__ = ["layer_norm"]
 
 
-@with_clear_errors
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-    """Over the last dimension, with gradients; arguments as in :func:`jitfmha.layer_norm`."""
-    result = _layer_norm(x, weight, bias, eps=epsilon)
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+    result = rows.layer_norm(x, weight, bias, eps=epsilon)
     assert isinstance(result, Tensor)
     return result
+
+
+@ends_in(_layer_norm, eps="epsilon")
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+    """Over the last dimension, with gradients; arguments as in :func:`jitfmha.layer_norm`."""

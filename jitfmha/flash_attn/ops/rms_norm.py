@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...problem.checks import with_clear_errors
-from ...rows.interface import rms_norm as _rms_norm
+from ...layers.peer_values import ends_in
+from ...rows import interface as rows
 
 __all__ = ["rms_norm"]
 
 
-@with_clear_errors
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Over the last dimension, with gradients; arguments as in :func:`jitfmha.rms_norm`."""
-    result = _rms_norm(x, weight, eps=epsilon)
+def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    result = rows.rms_norm(x, weight, eps=epsilon)
     assert isinstance(result, Tensor)
     return result
+
+
+@ends_in(_rms_norm, eps="epsilon")
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Over the last dimension, with gradients; arguments as in :func:`jitfmha.rms_norm`."""
