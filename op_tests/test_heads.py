@@ -220,6 +220,7 @@ LEAF = torch.zeros(2, 3, 2, 8, requires_grad=True)
         ({**BEHIND, **{x: CACHE[x].half() for x in FP8}}, NotImplementedError, "torch.float16"),
         ({**BEHIND, "cache_seqlens": LENGTHS + 2}, ValueError, "a token is key 9; .*room for 9"),
         ({**BEHIND, "block_table": TABLE + 2}, ValueError, "names page 2; k_cache has 2 pages"),
+        ({**BEHIND, "block_table": TABLE[0, 0]}, ValueError, r"block_table has shape \(\)"),
         ({**BEHIND, "cache_batch_idx": LENGTHS}, ValueError, "cache_batch_idx names sequence 5"),
         ({**BEHIND, "slots": torch.full((2, 3), 18)}, ValueError, "has slot 18; k_cache has 18"),
         ({**BEHIND, "v_cache": torch._neg_view(CACHE["v_cache"])}, ValueError, "negative bit"),

@@ -217,10 +217,11 @@ def _check_tables(arguments: HeadArguments, first: Tensor) -> torch.dtype:
 def _check_numbers(arguments: HeadArguments, first: Tensor) -> None:
     tokens, batch = first.shape[:-2], 1 if first.dim() == 3 else first.shape[0]
     table = arguments.block_table
+    columns = 1 if table is None or table.dim() == 0 else table.shape[-1]
     for name, shape, dtypes in (
         *((name, tokens, (torch.int64,)) for name in ("positions", "slots")),
         ("cache_seqlens", (batch,), (torch.int32,)),
-        ("block_table", (batch, -1 if table is None else table.shape[-1]), (torch.int32,)),
+        ("block_table", (batch, columns), (torch.int32,)),
         ("cache_batch_idx", (batch,), (torch.int32,)),
     ):
         x = getattr(arguments, name)
