@@ -469,7 +469,7 @@ def test_chosen_keys(rng, target, site):
     q = torch.randn(4, 3, hdim, generator=rng).bfloat16()
     cache, new = (torch.randn(40, hdim, generator=rng).bfloat16() for _ in "12")
     chosen, more = chosen_keys(rng, 4, 40, 24), chosen_keys(rng, 4, 40, 7)
-    sink = None if is_topk else torch.randn(3, generator=rng)
+    sink = None if is_topk else 3 + torch.randn(3, generator=rng)  # as much as the keys
     lists = chosen.flatten().int(), prefix_sums([24] * 4)
     others = more.flatten().int(), prefix_sums([7] * 4)
     out = torch.full((4, 3, rank), torch.nan, dtype=torch.bfloat16)
