@@ -13,6 +13,7 @@ from torch import Tensor
 from untyped import fmha_fwd
 
 import jitfmha
+from jitfmha.aiter import batch_prefill
 from jitfmha.problem.float64_reference import attention_packed, unpaged
 
 mha_batch_prefill: Any = jitfmha.aiter.mha_batch_prefill
@@ -239,6 +240,15 @@ def test_min_seqlen_q_skips_short_sequences(rng, padded):
         )
         assert (given[~kept] == -7).all()
         assert not is_used[~kept].any()
+
+
+@pytest.mark.parametrize("can_be_read", [True, False])
+def test_keys_of_lists_are_counted_where_nothing_can_be_read(monkeypatch, can_be_read):
+    """As on a GPU; what an empty list says of its last page does not count."""
+    monkeypatch.setattr(batch_prefill, "can_be_read", lambda _: can_be_read)
+    last = torch.tensor([3, 9, 5], dtype=torch.int32)
+    sums = batch_prefill._sums_of_lists(prefix_sums([2, 0, 1]), last, page_size=8)
+    assert sums.tolist() == [0, 11, 11, 16]
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
