@@ -57,7 +57,7 @@ def test_dtypes(rng, dtype):
             check(*qkv, num_splits=num_splits)
 
 
-@pytest.mark.parametrize("mask", [{}, {"mask": 2, "window_size": (250, 0), "sink_size": 140}])
+@pytest.mark.parametrize("mask", [{}, {"mask": 2, "window_size": (250, 0), "sink_size": 300}])
 def test_group_mode(rng, mask):
     """Sequences with few rows, whose heads are done together, beside others."""
     call = packed(rng, [1, 0, 2, 30, 1, 5], [900, 4, 0, 650, 128, 1029], heads=(6, 3))
@@ -66,16 +66,16 @@ def test_group_mode(rng, mask):
 
 
 @pytest.mark.usefixtures("num_threads")
-@pytest.mark.parametrize("mask", [*MASKS, {"window_size": (60, 2)}], ids=str)
+@pytest.mark.parametrize("mask", [*MASKS, {"window_size": (105, 2)}], ids=str)
 def test_threads_do_not_change_the_bits(rng, mask):
-    """In tiles of 160 of 290 rows the keys of (60, 2) would go beyond one part of 256.
+    """In some tiles of 290 rows the keys of (105, 2) would go beyond one part of 256.
 
     Of 194 the last two are in a tile of their own, or not, as it suits the threads. That they are
     few counts where sequences have few rows or many.
     """
     calls: list[tuple[Any, dict[str, Any]]] = [
         (random_qkv(rng, sizes), mask)
-        for sizes in ((1, 5000, 8, 2), (1, 1000, 24, 24), (20, 3000, 2, 1), (290, 962, 2, 2))
+        for sizes in ((1, 5000, 8, 2), (1, 1000, 24, 24), (20, 3000, 2, 1), (290, 962, 1, 1))
     ]
     of_194 = packed(rng, [194], [962], heads=(2, 2))
     calls.append((of_194.qkv, {**of_194.sequences.groups, **mask}))
