@@ -23,40 +23,31 @@ _NAMES |= {"k_cache": "key_cache", "v_cache": "value_cache"}
 
 
 def _write(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    kv_cache_dtype: str,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
+    kv_cache_dtype: str, k_scale: Tensor | None, v_scale: Tensor | None, **given: Tensor
 ) -> None:
-    given = {"key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache}
-    for name, x in {**given, "slot_mapping": slot_mapping}.items():
+    for name, x in given.items():
         if not isinstance(x, Tensor):
             raise not_a_tensor(name, x)
-    caches = [key_cache, value_cache]
+    key, value, slots = given["key"], given["value"], given["slot_mapping"]
+    caches = {name: given[name] for name in ("key_cache", "value_cache")}
     if kv_cache_dtype in _FP8:
-        caches = [x.view(fp8_of(x.device)) if x.dtype == torch.uint8 else x for x in caches]
-        for x, name in zip(caches, ("key_cache", "value_cache"), strict=True):
+        for name, x in caches.items():
+            caches[name] = x = x.view(fp8_of(x.device)) if x.dtype == torch.uint8 else x
             if x.element_size() > 1 or not x.is_floating_point():
-                raise ValueError(
-                    f"kv_cache_dtype is {kv_cache_dtype!r}; {name} is {describe(given[name])}"
-                )
+                raise ValueError(f"kv_cache_dtype is {kv_cache_dtype!r}; {name} is {describe(x)}")
     elif kv_cache_dtype != "auto":
         raise NotImplementedError(
             f"kv_cache_dtype is {kv_cache_dtype!r}; choose 'auto' or one of {', '.join(_FP8)}"
         )
-    tokens = len(slot_mapping) if slot_mapping.dim() else 0
+    tokens = len(slots) if slots.dim() else 0
     qk_norm_rope_cache(
         k=key[:tokens] if key.dim() else key,
         v=value[:tokens] if value.dim() else value,
-        k_cache=caches[0],
-        v_cache=caches[1],
-        slots=slot_mapping,
-        k_scale=_scale_of(key_cache, k_scale),
-        v_scale=_scale_of(value_cache, v_scale),
+        k_cache=caches["key_cache"],
+        v_cache=caches["value_cache"],
+        slots=slots,
+        k_scale=_scale_of(caches["key_cache"], k_scale),
+        v_scale=_scale_of(caches["value_cache"], v_scale),
     )
 
 

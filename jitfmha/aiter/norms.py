@@ -36,24 +36,21 @@ def _rms_norm(
 
 def _rms_norm_with_add(
     out: Tensor,
-    input: Tensor,
-    residual_in: Tensor,
     residual_out: Tensor,
-    weight: Tensor,
     epsilon: float,
     gemma_norm: bool,
     use_model_sensitive_rmsnorm: int,
+    **read: Tensor,
 ) -> None:
-    for name, x in (("residual_in", residual_in), ("weight", weight)):
+    for name, x in read.items():
         if not isinstance(x, Tensor):
             raise not_a_tensor(name, x)
-    refuse_derivatives(
-        "rmsnorm2d_fwd_with_add", input=input, residual_in=residual_in, weight=weight
-    )
+    refuse_derivatives("rmsnorm2d_fwd_with_add", **read)
     _refuse_model_sensitive(use_model_sensitive_rmsnorm)
+    weight = read["weight"]
     if as_flag("gemma_norm", gemma_norm):
         weight = weight.float() + 1
-    result, total = rows.rms_norm(input, weight, eps=epsilon, residual=residual_in)
+    result, total = rows.rms_norm(read["input"], weight, eps=epsilon, residual=read["residual_in"])
     check_out("out", out, result)
     check_out("residual_out", residual_out, total)
     refuse_shared_rooms(out=out, residual_out=residual_out)
@@ -64,9 +61,10 @@ def _rms_norm_with_add(
 def _layer_norm(
     input: Tensor, weight: Tensor, bias: Tensor, epsilon: float, x_bias: Tensor | None
 ) -> Tensor:
-    for name, x in (("input", input), ("x_bias", x_bias)):
-        if not isinstance(x, Tensor) and (name == "input" or x is not None):
-            raise not_a_tensor(name, x)
+    if x_bias is not None:
+        for name, x in (("input", input), ("x_bias", x_bias)):
+            if not isinstance(x, Tensor):
+                raise not_a_tensor(name, x)
     x = input if x_bias is None else input + x_bias
     result = rows.layer_norm(x, weight, bias, eps=epsilon)
     assert isinstance(result, Tensor)
