@@ -391,6 +391,16 @@ def test_shared_memory_is_refused(rng):
     sink = {"sink": torch.zeros(q.shape[2]), "dsink": both.flatten()[: q.shape[2]]}
     with pytest.raises(ValueError, match="dsink shares memory with dv"):
         fmha_bwd(out.clone(), q, k, v, out, lse, dv=both, **sink)
+    bias = torch.zeros(1, 1, q.shape[1], k.shape[1])
+    for name, other in (("q", q), ("lse", lse), ("bias", bias), ("sink", sink["sink"])):
+        given = {"bias": bias, "sink": sink["sink"]}
+        for room, like in (("dbias", bias), ("dsink", sink["sink"])):
+            if other.numel() < like.numel():
+                continue
+            given[room] = other.as_strided(like.shape, like.stride())
+            with pytest.raises(ValueError, match=f"{room} shares memory with {name}"):
+                fmha_bwd(out.clone(), q, k, v, out, lse, **given)
+            del given[room]
 
 
 @pytest.mark.parametrize("name", ["dq", "dk", "dv", "dsink"])

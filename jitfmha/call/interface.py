@@ -380,9 +380,10 @@ def fmha_bwd(
             contiguous last dimension, no memory shared with another argument; tensors that do
             not require grad.
         dbias, dsink: where to write the gradients of ``bias`` and ``sink``, with their shapes, any
-            dtype and any strides; None where they are not wanted. For dbias each score takes 4
-            bytes for a while, also where one bias serves many: float32 ``(b, hq, sq, sk)``, or in
-            gm1 ``(hq, total_q, max_seqlen_k)``. Nothing else here grows faster than the lengths.
+            dtype and any strides, no memory shared with another argument; None where they are not
+            wanted. For dbias each score takes 4 bytes for a while, also where one bias serves many:
+            float32 ``(b, hq, sq, sk)``, or in gm1 ``(hq, total_q, max_seqlen_k)``. Nothing else
+            here grows faster than the lengths.
         deterministic: True refuses kernels whose results may differ in their last bits from run to
             run; None does what ``torch.use_deterministic_algorithms`` says.
         atomic_fp32: whether kernels that add dq up with atomics do so in float32 (True), or in the
@@ -434,7 +435,8 @@ def fmha_bwd(
         _check_room("dbias", dbias, features.get("bias"))
         _check_room("dsink", dsink, features.get("sink"))
         if dbias is not None or dsink is not None:
-            refuse_shared_rooms(dq=dq, dk=dk, dv=dv, dbias=dbias, dsink=dsink)
+            rooms = {"dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsink": dsink}
+            refuse_shared_rooms(*arguments.inputs(), **rooms)
     results = differentiate(arguments)
     if dbias is not None and results.dbias is not None:
         write_values(dbias, results.dbias)

@@ -88,14 +88,18 @@ def refuse_shared_rooms(*read: tuple[str, Tensor], **written: object) -> None:
 
     As far as it has some: None and what a mode or a transform stands for do not.
     """
-    before = list(read)
+    before = [(name, x) for name, x in read if _has_memory(x)]
     for name, x in written.items():
-        if not isinstance(x, Tensor) or x.layout is not torch.strided or is_watched(x, x, x):
+        if not isinstance(x, Tensor) or not _has_memory(x):
             continue
         for other, y in before:
             if may_overlap(x, y):
                 raise ValueError(f"{name} shares memory with {other}; give it memory of its own")
         before.append((name, x))
+
+
+def _has_memory(x: Tensor) -> bool:
+    return x.layout is torch.strided and not is_watched(x, x, x)
 
 
 def _bytes(x: Tensor) -> Tensor:
