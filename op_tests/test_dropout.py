@@ -46,6 +46,14 @@ def test_the_largest_byte_that_is_kept(dropout_p, largest):
     assert largest_kept(dropout_p) == largest
 
 
+@pytest.mark.parametrize("size", [-1, 2**31, 2**63, 2**70])
+@pytest.mark.parametrize("name", ["batch", "heads_q", "seqlen_q", "seqlen_k"])
+def test_sizes_that_no_call_has_are_refused(name, size):
+    sizes = {"batch": 0, "heads_q": 1, "seqlen_q": 1, "seqlen_k": 1, name: size}
+    with pytest.raises(ValueError, match=f"{name}={size} must"):
+        dropout_randval(new_rng_state(), **sizes)
+
+
 def test_bytes_are_uniform():
     drawn = dropout_randval(new_rng_state(), 4, 4, 256, 256).flatten().long()
     counts = drawn.bincount(minlength=256).double()

@@ -74,8 +74,8 @@ def dropout_randval(
     sizes = {"batch": batch, "heads_q": heads_q, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
     check_ints(**sizes)
     for name, size in sizes.items():
-        if size < 0:
-            raise ValueError(f"{name}={size} must not be negative")
+        if not 0 <= size < 1 << 31:
+            raise ValueError(f"{name}={size} must not be negative, and below 2**31")
     seed, offset = (int(word) for word in rng_state.tolist())
     counters = -(-seqlen_k // BYTES_PER_COUNTER)
 
