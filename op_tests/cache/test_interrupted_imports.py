@@ -45,13 +45,23 @@ while status != 2:
     number += 6
 assert number > 7, "there was nothing to interrupt"
 print(failed)
+
+def fails(_):
+    signal.raise_signal(signal.SIGINT)
+    raise ImportError
+
 whole = []
 import_module = cpp_extension.import_module
 cpp_extension.import_module = lambda name: whole.append(import_module(name)) or whole[-1]
 print(second_attempt(1, signals=1) == 0 and len(whole) == 2 and whole[0] is whole[1])
+cpp_extension.import_module = fails
+try:
+    cpp_extension._imported_cpp_extension()
+except KeyboardInterrupt:
+    print("interrupted")
 """
 
 
 def test_interrupted_imports_can_be_repeated():
     done = run_fresh(INTERRUPTED_IMPORTS, failure="it failed", timeout=PATIENCE_SECONDS)
-    assert done.stdout.split("\n")[-3:-1] == ["[]", "True"]
+    assert done.stdout.split("\n")[-4:-1] == ["[]", "True", "interrupted"]
