@@ -1,5 +1,6 @@
 """matmul against float64 on the CPU, its gradients, and what torch does with the operator."""
 
+import re
 from typing import Any
 
 import pytest
@@ -158,17 +159,45 @@ def test_products_of_aiter(dtype, rng):
     x, weight = x.half(), weight.half()
     out = jitfmha.aiter.gemm_a16w16(x[None], weight, bias[:, 0], torch.float32, scale_x, scale_w)
     check(out[0], call._replace(a=x, b=weight.mT, out_dtype=torch.float32))
+    out = jitfmha.aiter.gemm_a16w16(x[:4].view(2, 2, 16), weight, None, torch.float32, scale_x[:4])
+    assert torch.equal(
+        out.flatten(0, 1),
+        jitfmha.matmul(x[:4], weight.mT, scale_a=scale_x[:4], out_dtype=torch.float32),
+    )
     weight.is_shuffled = True
     for options, text in (({}, "B.is_shuffled is True"), ({"scale_c": bias}, "scale_c")):
         with pytest.raises(NotImplementedError, match=text):
             jitfmha.aiter.gemm_a16w16(x, weight, **options)
     wrong: Any  # what does not fit
-    for wrong, text in ((None, "B must be"), (weight[0], r"B is .*; expected \(n, k\)")):
+    for wrong, text in ((None, "B must be"), (weight[0], r"B is .*; expected .* and \(n, k\)")):
         with pytest.raises((TypeError, ValueError), match=text):
             jitfmha.aiter.gemm_a16w16(x, wrong)
     wrong = 2.0
     with pytest.raises(TypeError, match="w_scale must be"):
         jitfmha.aiter.gemm_a8w8(x, x, None, wrong)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"A": 1}, "A must be a torch.Tensor"),
+        ({"A": torch.ones(2, 4)}, r"A is .* B is a torch.float32 tensor of shape \(4, 3\)"),
+        ({"A": torch.ones(2, 3).long()}, "A has dtype torch.int64"),
+        ({"B": torch.ones(4, 3).half()}, "B has dtype torch.float16, A has torch.float32"),
+        ({"otype": torch.int32}, "otype is torch.int32; a product of torch.float32"),
+        ({"scale_a": torch.ones(3)}, "scale_a is .*expected one number or 2"),
+        ({"scale_b": torch.ones(4).half()}, "scale_b has dtype torch.float16"),
+    ],
+)
+def test_errors_of_aiters_products_name_its_arguments(changes, text):
+    arguments: dict[str, Any] = {"A": torch.ones(2, 3), "B": torch.ones(4, 3)} | changes
+    with pytest.raises((TypeError, ValueError, NotImplementedError), match=text):
+        jitfmha.aiter.gemm_a16w16(**arguments)
+    names = {"A": "XQ", "B": "WQ", "scale_a": "x_scale", "scale_b": "w_scale", "otype": "dtype"}
+    arguments = {"scale_a": None, "scale_b": None, "otype": torch.float32} | arguments
+    text = re.sub("|".join(names), lambda name: names[name[0]], text)
+    with pytest.raises((TypeError, ValueError, NotImplementedError), match=text):
+        jitfmha.aiter.gemm_a8w8(**{names[name]: x for name, x in arguments.items()})
 
 
 def test_the_suite_holds_its_ratios_against_bars(monkeypatch):

@@ -71,7 +71,8 @@ def ends_in(
     return served
 
 
-_WORD = re.compile(r"(?<![\w.])[a-z]\w*(?!\w)")
+# An "a" is a name where a verb follows.
+_WORD = re.compile(r"(?<![\w.])(?:a(?= (?:has|is|must) )|[b-z]|[a-z]\w+)(?!\w)")
 _STRIDED = torch.strided
 _PLAIN_TYPES = (int, float, torch.SymInt, torch.SymFloat)  # a bool is an int
 
