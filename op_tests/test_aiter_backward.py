@@ -164,6 +164,15 @@ def test_sinks(rng):
         ({"sink": torch.ones(2)}, ValueError, ["sink", "(2,)", "d_sink"]),
         ({"d_sink": torch.ones(2)}, ValueError, ["d_sink", "(2,)"]),
         ({"sink": torch.ones(2).int(), "d_sink": torch.ones(2)}, TypeError, ["sink", "int32"]),
+        ({"sink": torch.ones(2), "d_sink": torch.ones(3, 2)}, ValueError, ["d_sink", "(3, 2)"]),
+        ({"sink": torch.ones(3), "d_sink": torch.ones(2)}, ValueError, ["sink", "(3,)"]),
+        ({"sink": torch.ones(2), "d_sink": torch.ones(1).expand(2)}, ValueError, ["(0,)"]),
+        ({"sink": torch.ones(2), "d_sink": torch.ones(2, device="meta")}, ValueError, ["meta"]),
+        (
+            {"sink": torch.ones(2), "d_sink": torch.ones(2).requires_grad_()},
+            NotImplementedError,
+            ["d_sink requires grad"],
+        ),
         ({"gen": torch.Generator()}, NotImplementedError, ["gen"]),
         ({"deterministic": "no"}, TypeError, ["deterministic", "'no'"]),
         ({"softmax_lse": torch.ones(2)}, ValueError, ["lse", "(2,)"]),
@@ -178,3 +187,17 @@ def test_errors(rng, changes, error, texts):
     mha_bwd(**values)
     with refused(error, *texts):
         mha_bwd(**(values | changes))
+
+
+def test_the_gradient_of_sinks_has_memory_of_its_own(rng):
+    q, k, v = random_qkv(rng)
+    out, lse = jitfmha.fmha_fwd(q, k, v, return_lse=True)
+    dq = torch.empty_like(q)
+    for name, room in (("dq", dq), ("softmax_lse", lse), ("q", q)):
+        with refused(ValueError, f"d_sink shares memory with {name}"):
+            mha_bwd(
+                *(torch.ones_like(q), q, k, v, out, lse, 0.0, None, False, -1, -1, True),
+                dq=dq,
+                sink=torch.zeros(2),
+                d_sink=room.flatten()[:2],
+            )

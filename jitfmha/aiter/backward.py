@@ -12,8 +12,14 @@ from torch import Generator, Tensor
 
 from ..call.interface import fmha_bwd
 from ..layers.peer_values import as_flag, as_int, ends_in, softmax_delta
-from ..problem.checks import describe, refuse_given, require_cu_seqlens
-from ..problem.memory import write_zeros
+from ..problem.checks import (
+    check_all_beside,
+    describe,
+    refuse_given,
+    require_cu_seqlens,
+    result_requires_grad,
+)
+from ..problem.memory import overlaps_itself, refuse_shared_rooms, write_zeros
 from ..problem.packed_rows import sequences_of_rows
 from .common_arguments import bias_with_dimensions, common_options, length_of
 
@@ -63,7 +69,9 @@ def backward(
                 "forward pass returned"
             )
         options["rng_state"] = rng_state
-    _check_sinks(sink, d_sink)
+    read = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "softmax_lse": softmax_lse}
+    refuse_shared_rooms(*read.items(), ("sink", sink), dq=dq, dk=dk, dv=dv, d_sink=d_sink)
+    _check_sinks(sink, d_sink, softmax_lse, given.get("cu_seqlens_q"))
     gradients = fmha_bwd(
         *(dout, q, k, v, out, softmax_lse),
         dq=dq,
@@ -98,13 +106,31 @@ def backward(
     return *gradients, softmax_d
 
 
-def _check_sinks(sink: Tensor | None, d_sink: Tensor | None) -> None:
+def _check_sinks(
+    sink: Tensor | None, d_sink: Tensor | None, lse: Tensor, sums: Tensor | None
+) -> None:
+    """Check both beside ``lse``, of a batch or, with prefix sums, of packed sequences."""
     if (sink is None) != (d_sink is None):
         given = f"sink ({describe(sink)})" if d_sink is None else f"d_sink ({describe(d_sink)})"
         raise ValueError(f"{given} is given without the other of sink and d_sink")
     for name, x in (("sink", sink), ("d_sink", d_sink)):
         if x is not None and (not isinstance(x, Tensor) or x.dtype != torch.float32):
             raise TypeError(f"{name} must be a float32 tensor, got {describe(x)}")
+    if sink is None or d_sink is None:
+        return
+    check_all_beside((("softmax_lse", lse), ("sink", sink), ("d_sink", d_sink)))
+    if lse.dim() != (3 if sums is None else 2) or getattr(sums, "ndim", 1) != 1:
+        return  # what is wrong with these is said elsewhere
+    batch, heads = lse.shape[:2] if sums is None else (len(sums) - 1, len(lse))
+    if d_sink.shape != (heads,) or sink.shape not in ((heads,), (batch, heads)):
+        raise ValueError(
+            f"sink is {describe(sink)}, d_sink {describe(d_sink)}; expected {(heads,)} or "
+            f"{(batch, heads)}, and {(heads,)}"
+        )
+    if d_sink.requires_grad and torch.is_grad_enabled():
+        raise result_requires_grad("d_sink")
+    if overlaps_itself(d_sink):
+        raise ValueError(f"d_sink has strides {d_sink.stride()} with which its elements overlap")
 
 
 def _add_gradient(d_sink: Tensor, sink: Tensor, lse: Tensor, softmax_d: Tensor) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -83,14 +84,14 @@ def may_overlap(a: Tensor, b: Tensor) -> bool:
     return _reachable(distance - low, sorted(terms.items(), reverse=True))
 
 
-def refuse_shared_rooms(*read: tuple[str, Tensor], **written: object) -> None:
+def refuse_shared_rooms(*read: tuple[str, object], **written: object) -> None:
     """Raise ``ValueError`` where what is written shares memory with what is read, or among itself.
 
     As far as it has some: None and what a mode or a transform stands for do not.
     """
     before = [(name, x) for name, x in read if _has_memory(x)]
     for name, x in written.items():
-        if not isinstance(x, Tensor) or not _has_memory(x):
+        if not _has_memory(x):
             continue
         for other, y in before:
             if may_overlap(x, y):
@@ -98,8 +99,8 @@ def refuse_shared_rooms(*read: tuple[str, Tensor], **written: object) -> None:
         before.append((name, x))
 
 
-def _has_memory(x: Tensor) -> bool:
-    return x.layout is torch.strided and not is_watched(x, x, x)
+def _has_memory(x: object) -> TypeGuard[Tensor]:
+    return isinstance(x, Tensor) and x.layout is torch.strided and not is_watched(x, x, x)
 
 
 def _bytes(x: Tensor) -> Tensor:
