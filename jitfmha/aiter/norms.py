@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..layers.peer_values import as_flag, check_out, ends_in, written_to
-from ..problem.checks import not_a_tensor
+from ..problem.checks import check_all_beside, describe, not_a_tensor
 from ..problem.memory import refuse_shared_rooms
 from ..problem.torch_parts import refuse_derivatives
 from ..rows import interface as rows
@@ -62,9 +62,14 @@ def _layer_norm(
     input: Tensor, weight: Tensor, bias: Tensor, epsilon: float, x_bias: Tensor | None
 ) -> Tensor:
     if x_bias is not None:
-        for name, x in (("input", input), ("x_bias", x_bias)):
-            if not isinstance(x, Tensor):
-                raise not_a_tensor(name, x)
+        if not isinstance(input, Tensor):
+            raise not_a_tensor("input", input)
+        check_all_beside((("input", input), ("x_bias", x_bias)))
+        if x_bias.shape != input.shape[-1:] or x_bias.dtype != input.dtype:
+            raise ValueError(
+                f"x_bias is {describe(x_bias)}, input is {describe(input)}; expected (n,) and "
+                "(..., n) of one dtype"
+            )
     x = input if x_bias is None else input + x_bias
     result = rows.layer_norm(x, weight, bias, eps=epsilon)
     assert isinstance(result, Tensor)

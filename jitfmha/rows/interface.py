@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from math import inf
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from ..problem.arguments import new_tuple
 from ..problem.checks import requires_any_grad, with_clear_errors
 from ..problem.torch_parts import is_traced, is_watched, plain_apply
 from .ops import EagerRows, rows_fwd
-from .problem import Kind, RowArguments
+from .problem import LARGEST_EPS, Kind, RowArguments
 from .run import prepared_rows
 
 Result = Tensor | tuple[Tensor, ...]
@@ -107,7 +106,7 @@ def layer_norm(
         # Torch rounds the mean of a row to the dtype of its weights, and takes it for gradients.
         if (x.dtype == _FLOAT32 or not wants_gradients) and _is_small(x, wants_gradients):
             try:
-                if 0 <= eps < inf:
+                if 0 <= eps <= LARGEST_EPS:
                     return _layer_norm_of_torch(x, x.shape[-1:], weight, bias, eps)
             except (TypeError, RuntimeError):
                 pass  # the checks say more clearly what is wrong

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, get_args
 
@@ -125,12 +124,15 @@ def traits_of(arguments: RowArguments) -> RowTraits:
     )
 
 
+LARGEST_EPS = torch.finfo(torch.float32).max
+
+
 def check_eps(eps: object) -> None:
     """Raise ``TypeError`` or ``ValueError`` where it is none of a norm."""
     if isinstance(eps, bool) or not isinstance(eps, (int, float)):
         raise TypeError(f"eps must be a float, got {type(eps).__name__} ({eps!r})")
-    if not 0 <= eps < math.inf:
-        raise ValueError(f"eps is {eps}; it must be at least 0, and finite")
+    if not 0 <= eps <= LARGEST_EPS:
+        raise ValueError(f"eps is {eps}; it must be at least 0, and finite in float32")
 
 
 def check_weights(
