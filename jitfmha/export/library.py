@@ -278,7 +278,8 @@ def _append_entry(each: AppendKernel) -> str:
     return (
         f"{{{_arch(each.arch)}, DataType::{made.dtype}, KeyType::{made.cache}, {hdims}, "
         f"Rope::{made.rope}, {_bool(kernel.traits.is_packed)}, "
-        f'{kernel.width}, {kernel.lanes}, {THREADS}, "{each.name}", '
+        f"{kernel.width}, {{{', '.join(map(str, kernel.tokens_of_wave))}}}, "
+        f'{kernel.heads_of_wave}, {THREADS}, "{each.name}", '
         f"{_image(each, each.name)}}},"
     )
 

@@ -31,21 +31,23 @@ def test_drawn_calls(arch, dtypes, rng, poisoned_memory, monkeypatch):
             assert not run.findings()
 
 
-def test_packed_pages(rng, poisoned_memory):
-    """Of which tokens have several pieces."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_packed_pages(dtype, rng, poisoned_memory):
+    """Tokens of one piece, of several, and of none; columns of values for more than two turns."""
     q, k = (torch.randn(2, 13, heads, 64, generator=rng).bfloat16() for heads in (4, 3))
-    pages = torch.randn(2, 5, 16, 3, 64, generator=rng).bfloat16()
+    pages = [torch.randn(5, 16, 3, hdim, generator=rng).to(dtype) for hdim in (64, 136)]
     given = {
         "q": q,
         "k": k,
-        "v": k.clone(),
+        "v": torch.randn(2, 13, 3, 136, generator=rng).bfloat16(),
         "k_cache": packed_keys(pages[0]),
         "v_cache": packed_values(pages[1]),
         "cache_seqlens": torch.tensor([0, 6]).int(),
-        "block_table": torch.tensor([[3, 0], [1, 4]]).int(),
     }
+    slots = torch.randperm(80, generator=rng)[:26].view(2, 13)
     with jitfmha.emulate("gfx950", check=True) as run:
-        check_call(given)
+        check_call(given | {"block_table": torch.tensor([[3, 0], [1, 4]]).int()})
+        check_call(given | {"slots": slots.masked_fill(slots % 5 == 0, -1)})
         assert not run.findings()
 
 

@@ -81,6 +81,26 @@ class HeadKernel(NamedTuple):
         return -(-self._all_units // self.lanes)
 
     @property
+    def heads_of_wave(self) -> int:
+        return _WAVE // self.lanes
+
+    @property
+    def tokens_of_wave(self) -> tuple[int, ...]:
+        """Of which it has one head: those of keys and values that lie side by side in packed pages.
+
+        0 of queries, and without such pages: all heads of a token come before the next one.
+        """
+        return (0, self.heads_of_wave, self.width) if self.traits.is_packed else (0, 0, 0)
+
+    def blocks(self, tokens: int, heads: Sequence[int]) -> list[int]:
+        """How many workgroups queries, keys and values have, of one turn each."""
+        counts = zip(heads, self.tokens_of_wave, strict=True)
+        waves = [
+            n * -(-tokens // of) if of else -(-n * tokens // self.heads_of_wave) for n, of in counts
+        ]
+        return [-(-each * _WAVE // THREADS) for each in waves]
+
+    @property
     def of_unit(self) -> int:
         """Workgroups of a compute unit, for which registers have room, of several turns, too."""
         others = self.traits.weight_dtype, self.traits.table_dtype
@@ -110,6 +130,7 @@ def kernel_spec(kernel: HeadKernel) -> jit.BuildSpec:
         **dict(zip(("hdim", "hdim_v"), kernel.hdims, strict=True)),
         "half": -1 if kernel.half is None else kernel.half,
         **{name: getattr(kernel, name) for name in _CONSTANTS},
+        "tokens_of_wave": ", ".join(map(str, kernel.tokens_of_wave)),
         "threads": THREADS,
     }
     why = f"the first call over heads of {traits.dtype} on {kernel.arch}"
@@ -155,17 +176,16 @@ class AmdHeads(StructLauncher):
         refuse_form_of_fp8("k_cache", traits.cache_dtype, target)
         super().__init__(target)
         parts = arguments.q, arguments.k, arguments.v
-        tokens = arguments.first.shape[:-2].numel()
-        self._rows = [0 if x is None else tokens * x.shape[-2] for x in parts]
+        self._sizes = (
+            arguments.first.shape[:-2].numel(),
+            [0 if x is None else x.shape[-2] for x in parts],
+        )
         self._bytes = [1 if x is None else x.element_size() for x in arguments.tensors]
-        names = {*_IN_CHUNKS}
-        if traits.is_packed:
-            names.remove("v_cache")  # whose numbers are stored one by one
-        self._is_in_chunks = [name in names for name in arguments._fields[:N_TENSORS]]
+        self._is_in_chunks = [name in _IN_CHUNKS for name in arguments._fields[:N_TENSORS]]
         hdims = [x.shape[-1] for x in parts if x is not None]
         half = 0 if arguments.cos is None else arguments.cos.shape[-1]
         strides: list[int] = []
-        for name in names:
+        for name in _IN_CHUNKS:
             x = getattr(arguments, name)
             strides += () if x is None else x.stride()[:-1]
             if x is not None and max(0, *x.stride()[name in _PAGES :]) > MOST_NUMBER:
@@ -192,7 +212,7 @@ class AmdHeads(StructLauncher):
             width //= 2
         if width not in self._kernels:
             kernel = self._widest._replace(width=width)
-            blocks = [-(-rows * kernel.lanes // THREADS) for rows in self._rows]
+            blocks = kernel.blocks(*self._sizes)
             turns = _turns(sum(blocks), kernel, self._compute_units)
             kernel = kernel._replace(has_turns=turns > 1)
             spec = kernel_spec(kernel)
