@@ -112,7 +112,8 @@ class RowKernel(NamedTuple):
         # Of what forward holds for each load: this row and the next one, floats, and weights.
         of_load = 2 * registers * (1 + traits.has_residual) + width
         of_load += of_weights * (traits.has_weight + traits.has_bias)
-        most_held = min(_HELD // width, _HELD // 2, _HELD_REGISTERS // of_load)
+        held_of_loads = min(_HELD // width, _HELD // 2)
+        most_held = min(held_of_loads, _HELD_REGISTERS // of_load)
         most_threads = _MOST_THREADS
         wanted = 1 if is_alone else min(_WANTED_CHUNKS, most_held)
         if direction == "backward":
@@ -123,7 +124,12 @@ class RowKernel(NamedTuple):
                 of_load = 4 * width
             wanted, most_held = 1, _SUMMED_REGISTERS // of_load
         ragged, shares, lanes = columns % width != 0, 1, 1
-        if chunks > most_threads * most_held:
+        fit = most_held
+        if traits.is_quantised:
+            # Several workgroups wait for each other once more. A row has one where registers have
+            # room for it without the next one.
+            fit = min(held_of_loads, _MORE_HELD_REGISTERS // of_load)
+        if chunks > most_threads * fit:
             lanes, held = most_threads, most_held
             if direction == "backward":
                 lanes = _LEAST_THREADS
@@ -146,6 +152,7 @@ class RowKernel(NamedTuple):
                     break
                 lanes *= 2
             held = -(-chunks // lanes)
+            is_alone |= held > most_held
         threads = most_threads if direction == "backward" else max(lanes, _WAVE)
         of_unit = 0
         if shares == 1 and not is_alone:

@@ -122,6 +122,16 @@ def test_blocks_of_quantised_rows(kind, columns, rng, poisoned_memory, monkeypat
         assert not run.findings()
 
 
+def test_quantised_rows_of_which_a_unit_has_one(rng, poisoned_memory, monkeypatch):
+    """There are more of them than units, each of a workgroup, in which registers have no room."""
+    x, weight, bias = torch.randn(5, 40960, generator=rng).bfloat16().split([3, 1, 1])
+    with jitfmha.emulate("gfx942", check=True, random_order=drawn_index(rng, 100)) as run:
+        monkeypatch.setattr(TARGET_HERE.get(), "compute_units", 2)
+        call = RowCall("layer_norm", x + 5, None, weight[0], bias[0], 1e-6)
+        check_call(call, [torch.int8])
+        assert not run.findings()
+
+
 @pytest.mark.parametrize("columns", [33, 34, 100])
 def test_rows_that_are_no_whole_loads(columns, rng, poisoned_memory, monkeypatch):
     """The last load of a row begins within the one before, also of weights that take two.
@@ -247,6 +257,11 @@ def test_threads_of_a_row():
         assert (kernel.row_lanes, kernel.threads, kernel.held) == expected
     alone = RowKernel.of(traits, "forward", "gfx942", 1024, 8, is_alone=True)
     assert (alone.row_lanes, alone.threads, alone.held) == (128, 128, 1)
+    # What has 8 bits is a workgroup's where there is room for a row alone; others are for two.
+    for out, expected in (("int8", (1, 5, 0)), ("bf16", (2, 3, 0))):
+        norm = RowTraits("layer_norm", "bf16", "bf16", out, True, True, False)
+        kernel = RowKernel.of(norm, "forward", "gfx942", 40960, 8, is_alone=False)
+        assert (kernel.shares, kernel.held, kernel.of_unit) == expected
     # Gradients hold four loads of floats, which are their own sums.
     backward = RowKernel.of(SOFTMAX_OF_FLOATS[0], "backward", "gfx942", 16384, 4, is_alone=False)
     assert (backward.shares, backward.held) == (1, 4)
