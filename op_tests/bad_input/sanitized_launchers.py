@@ -8,23 +8,14 @@ other tests of this folder in this way.
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
-from itertools import product
-from typing import get_args
 
 import pytest
-from calls import BACKWARD_KINDS, KINDS, Kind
 
 from jitfmha import jit
-from jitfmha.amd.chips import Arch
 from jitfmha.kernels import cpu
 from jitfmha.kernels import launcher as amd_launcher
-from jitfmha.kernels.cpu import BESIDE_TILE_UNIT, CpuTraits
-from jitfmha.kernels.launcher import LauncherKind
-from jitfmha.planning.target import cpu_target
-from jitfmha.problem.dtypes import DTYPE_NAMES
-from jitfmha.problem.problem import Direction
 
 OPTIMISE = "JITFMHA_TEST_SANITIZED_OPTIMISE"
 """The level in the environment: 0 compiles three times as fast as 1."""
@@ -44,24 +35,6 @@ def sanitized(spec: jit.BuildSpec) -> jit.BuildSpec:
     )
 
 
-def all_specs() -> Iterator[jit.BuildSpec]:
-    """Everything that the tests of this folder load, to be built ahead."""
-    passes: tuple[tuple[Direction, tuple[Kind, ...]], ...] = (
-        ("forward", KINDS),
-        ("backward", BACKWARD_KINDS),
-    )
-    for (direction, kinds), mode, masked in product(passes, ("gm0", "gm1"), (False, True)):
-        for kind in kinds:
-            dtype = DTYPE_NAMES[kind.dtype]
-            hdims = (kind.hdim_q, kind.hdim_v)
-            isa = cpu_target().isa
-            if dtype != "bf16":
-                isa = BESIDE_TILE_UNIT.get(isa, isa)
-            yield sanitized(_plain[0](CpuTraits(dtype, *hdims, masked, mode, isa, direction)))
-    for arch, mode, block in product(get_args(Arch), ("gm0", "gm1"), ("ready", "compiled")):
-        yield sanitized(_plain[1](LauncherKind(arch, mode, "forward", block)))
-
-
 def _replacement(plain: Callable[..., jit.BuildSpec]) -> Callable[..., jit.BuildSpec]:
     @lru_cache(maxsize=256)
     def launcher_spec(*traits: object) -> jit.BuildSpec:
@@ -71,6 +44,7 @@ def _replacement(plain: Callable[..., jit.BuildSpec]) -> Callable[..., jit.Build
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.pop("LD_PRELOAD")  # compilers would have the sanitizer, too, and be slow
     cpu.launcher_spec, amd_launcher.launcher_spec = map(_replacement, _plain)
 
 

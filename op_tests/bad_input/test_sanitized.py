@@ -5,10 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from sanitized_launchers import OPTIMISE, all_specs
+from sanitized_launchers import OPTIMISE
 from subprocesses import ROOT, run_program, run_python
 
-from jitfmha.jit import loader
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
 _FOLDER = Path(__file__).parent
@@ -68,10 +67,6 @@ def test_a_fault_is_noticed(environment, launcher_cache):
 def test_bad_input(environment, launcher_cache, seed, request):
     is_long = request.config.getoption("--exhaustive")
     level = "1" if is_long else "0"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(OPTIMISE, level)
-        for spec in all_specs():  # in a process without sanitizers, where a compiler is quicker
-            loader._obtain(spec)[0].close()
     tests = [str(_FOLDER / name) for name in _TESTS]
     # What a sanitizer says before it ends the process is not caught with it.
     plugins = ["-p", "sanitized_launchers", "-p", "no:cacheprovider", "--capture=sys"]
