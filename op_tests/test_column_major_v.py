@@ -76,8 +76,9 @@ def test_gradients(rng, an_isa, dtype):
     """The same bits as with rows that are contiguous, in the order of the call's own v."""
     for lengths in ((33, 49), (150, 290), (1, 130), (40, 1)):
         q, k, v = inputs(rng, dtype, (*lengths, 4, 2))
+        out, lse = attention(q, k, v, mask="causal")
+        out, lse = out.to(q.dtype), lse.float()  # no kernel has to be compiled for these
         with fresh_calls(an_isa):
-            out, lse = fmha_fwd(q, k, v, mask="causal", return_lse=True)
             dout = torch.randn(out.shape, generator=rng).to(out.dtype)
             expected = fmha_bwd(dout, q, k, v, out, lse, mask="causal")
             actual = fmha_bwd(dout, q, k, column_major(v), out, lse, mask="causal")
