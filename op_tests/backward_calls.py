@@ -12,7 +12,7 @@ from untyped import explain_bwd, fmha_bwd
 from jitfmha.call.backward import BackwardArguments, make_backward_problem
 from jitfmha.call.dispatch import Explanation
 from jitfmha.problem.arguments import Arguments
-from jitfmha.problem.float64_reference import attention
+from jitfmha.problem.float64_reference import Result, attention
 from jitfmha.problem.problem import Problem
 
 POISON = -77.0
@@ -26,6 +26,12 @@ def exact_gradients(
     results = attention(*leaves, **options)
     outer = [dout.double(), torch.zeros_like(results[1]) if dlse is None else dlse.double()]
     return torch.autograd.grad(results, leaves, outer)
+
+
+def rounded(result: Result, dtype: torch.dtype) -> Result:
+    """The reference's out and lse as a forward kernel gives them, which need not be compiled."""
+    out, lse = (x.detach() for x in result)
+    return out.to(dtype), lse.float()
 
 
 @dataclass
@@ -49,8 +55,7 @@ class BackwardCall(AmdInputs):
         out, lse = self.reference(*leaves)
         exact = torch.autograd.grad(out, leaves, self.dout.cpu().double())
         self.exact = dict(zip(self.gradients, exact, strict=True))
-        self.out = out.detach().to(self.dtype).to(self.device)
-        self.lse = lse.detach().float().to(self.device)
+        self.out, self.lse = (x.to(self.device) for x in rounded((out, lse), self.dtype))
 
     def layout_of(self, name: str) -> str:
         return self.layouts.get(name, "bshd")

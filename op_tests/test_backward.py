@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from backward_calls import rounded
 from fresh_calls import fresh_calls
 from inputs import DTYPES, Sizes, lay_out, prefix_sums, random_qkv
 from packed_calls import packed
@@ -100,12 +101,6 @@ def largest(x: Tensor) -> float:
 
 def largest_norm(x: Tensor) -> float:
     return largest(x.double().norm(dim=-1))
-
-
-def rounded(result: Result, dtype: torch.dtype) -> Result:
-    """As a forward kernel gives it, which need not be compiled then."""
-    out, lse = result
-    return out.to(dtype), lse.float()
 
 
 def gradients_of_results(rng: torch.Generator, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from backward_calls import exact_gradients
+from backward_calls import exact_gradients, rounded
 from compiled_calls import (
     ARCHS,
     MODIFIERS,
@@ -62,8 +62,7 @@ def check(call: CompiledCall, rng: torch.Generator) -> None:
     layouts = (*call.layouts[:3], "", "")
     leaves = {name: x.double().requires_grad_() for name, x in with_gradient.items()}
     exact_out, exact_lse = given.reference(**leaves, **given.options)
-    # As forward gives them, whose kernels have tests of their own.
-    out, lse = exact_out.detach().to(given.q.dtype), exact_lse.detach().float()
+    out, lse = rounded((exact_out, exact_lse), given.q.dtype)
     out.movedim(-3, 0)[~given.rows_q] = torch.nan
     with emulate(call.arch, check=True) as emulated:
         dout = lay_out(torch.randn(out.shape, generator=rng).to(out.dtype), call.layouts[3])
@@ -116,7 +115,7 @@ def test_what_nobody_sees_has_no_gradient(rng):
                 torch.randn(1, n, 1, 24, generator=rng).bfloat16()
                 for n in (seqlen_q, seqlen_k, seqlen_k)
             )
-            out, lse = fmha_fwd(q, k, v, mask=mask, return_lse=True)
+            out, lse = rounded(attention(q, k, v, mask=mask), q.dtype)
             dq, dk, dv = (torch.full_like(x, torch.nan) for x in (q, k, v))
             rooms = {"dq": dq, "dk": dk, "dv": dv}
             # It is anything where nothing is seen, as torch.logsumexp makes it NaN there.
@@ -133,8 +132,8 @@ def test_sink_tokens_have_gradients_of_far_queries(rng):
     """Further from the window than a workgroup's keys are; and others of queries before them."""
     options = {"mask": "b:3,7", "sink_size": 4}
     q, k, v = (torch.randn(1, 200, 1, 24, generator=rng).bfloat16() for _ in range(3))
+    out, lse = rounded(attention(q, k, v, **options), q.dtype)
     with emulate("gfx942"):
-        out, lse = fmha_fwd(q, k, v, return_lse=True, **options)
         actual = fmha_bwd(torch.ones_like(out), q, k, v, out, lse, **options)
     for x, exact in zip(
         actual, exact_gradients(q, k, v, torch.ones_like(out), **options), strict=True
