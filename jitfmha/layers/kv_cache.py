@@ -7,6 +7,7 @@ github.com/Dao-AILab/flash-attention. It ends in :func:`jitfmha.fmha_fwd`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -273,6 +274,7 @@ class _Step:
         self._is_served = self._is_kept = self._reads_addresses = False
         self._prepared: PreparedCall | None = None
         self._writes: dict[bool, Run] = {}
+        self._known_write: _KnownWrite | None = None
         self._apart: Apart | None = None
 
     def __call__(self, call: _Call, length: int | None) -> Tensor | tuple[Tensor, Tensor]:
@@ -304,7 +306,8 @@ class _Step:
         """Raise ``ValueError`` where a cache that is written has what attention reads."""
         if self._apart is None:
             return
-        pointers = [0 if x is None else x.data_ptr() for x in call]
+        places = self._apart.places
+        pointers = tuple([call[at].data_ptr() for at in places])  # type: ignore[union-attr]
         for pair in self._apart.shared(call, pointers):
             cache, other = (_Call._fields[at] for at in pair)
             raise ValueError(f"{cache} is written and shares memory with {other}; give it its own")
@@ -353,6 +356,11 @@ class _Step:
         sequence.
         """
         q, k, v, seqlens = call.q, call.k, call.v, call.seqlens(length)
+        known = self._known_write
+        if known is not None:
+            turned = q.new_empty(q.shape) if known.turns else None
+            known.run(*known.tensors_of((*call, seqlens, turned, None)))
+            return q if turned is None else turned
         assert k is not None
         assert v is not None
         rotary = None
@@ -380,36 +388,40 @@ class _Step:
         turned = rows = None
         if rotary is not None:
             shared |= rotary.tables()
-            turned = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            turned = q.new_empty(q.shape)
             rows = with_contiguous_rows(q)
             if q.shape[1] != k.shape[1]:  # of one pass all have the same tokens
                 self._write(HeadArguments(rows, None, None, q_out=turned, **shared))
                 rows = None
-        self._write(
-            HeadArguments(
-                q=rows,
-                k=k,
-                v=v,
-                q_out=None if rows is None else turned,
-                k_cache=caches[0],
-                v_cache=caches[1],
-                block_table=call.block_table,
-                cache_batch_idx=call.cache_batch_idx,
-                k_scale=scales[0],
-                v_scale=scales[1],
-                **shared,
-            )
+        write = HeadArguments(
+            q=rows,
+            k=k,
+            v=v,
+            q_out=None if rows is None else turned,
+            k_cache=caches[0],
+            v_cache=caches[1],
+            block_table=call.block_table,
+            cache_batch_idx=call.cache_batch_idx,
+            k_scale=scales[0],
+            v_scale=scales[1],
+            **shared,
         )
+        run = self._write(write)
+        if run is not None and (turned is None) == (rows is None):
+            self._known_write = _KnownWrite.of(run, write, (*call, seqlens, turned, None))
         return q if turned is None else turned
 
-    def _write(self, arguments: HeadArguments) -> None:
+    def _write(self, arguments: HeadArguments) -> Run | None:
+        """Write, and return what does so for later calls, if one may be kept."""
         if not self._is_kept:
             heads.run(arguments)
-            return
+            return None
         has_keys = arguments.k is not None
-        if has_keys not in self._writes:
-            self._writes[has_keys] = prepared_heads(arguments)
-        self._writes[has_keys](*arguments.tensors)
+        run = self._writes.get(has_keys)
+        if run is None:
+            run = self._writes[has_keys] = prepared_heads(arguments)
+        run(*arguments.tensors)
+        return run
 
     def _sums_of_keys(self, call: _Call, length: int | None) -> Tensor:
         """The prefix sums of how many keys each sequence has, with those that are new.
@@ -480,6 +492,43 @@ class _Step:
         starts = starts - skipped
         starts[:-1] += pads
         return _lying(call, lambda x: x.flatten(0, 1)[skipped:], starts, None)
+
+
+# What a write is made of: the tensors of a call, the numbers of keys, the new queries, and nothing.
+_SOURCES = (*_Call._fields, "seqlens", "turned", "nothing")
+_SOURCE_OF = {
+    **{name: name for name in HeadArguments._fields if name in _SOURCES},
+    "cos": "rotary_cos",
+    "sin": "rotary_sin",
+    "cache_seqlens": "seqlens",
+    "q_out": "turned",
+    "k_scale": "k_descale",
+    "v_scale": "v_descale",
+}
+
+
+class _KnownWrite(NamedTuple):
+    """A write to caches whose tensors are those of a call, as they are given.
+
+    ``turns`` is whether there are new queries, which are rotated.
+    """
+
+    run: Run
+    tensors_of: Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...]]
+    turns: bool
+
+    @classmethod
+    def of(
+        cls, run: Run, write: HeadArguments, sources: tuple[Tensor | None, ...]
+    ) -> _KnownWrite | None:
+        """None where a tensor had to be made of one of the call's."""
+        places = []
+        for name, x in zip(write._fields, write.tensors, strict=False):
+            place = _SOURCES.index("nothing" if x is None else _SOURCE_OF[name])
+            if x is not sources[place]:
+                return None
+            places.append(place)
+        return cls(run, itemgetter(*places), write.q_out is not None)
 
 
 @keeps_calls("kv_cache", len(_Call._fields))

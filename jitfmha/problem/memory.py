@@ -114,41 +114,59 @@ def _bytes(x: Tensor) -> Tensor:
     )
 
 
-_MOST_DISTANCES = 256  # between two tensors, of which is kept whether they share memory
+# Of tensors of one layout: for how many of their addresses is kept which of them share memory, and
+# for how many distances between two of them.
+_MOST_ADDRESSES, _MOST_DISTANCES = 128, 256
 
 
 class Apart:
     """Finds tensors of one layout that share memory, where one of each pair is written.
 
-    Of pairs whose extents meet, as parts of packed tensors, it keeps what was found of the distance
-    between them.
+    Keeps what was found of addresses, which come again from step to step, and of the distance
+    between two tensors whose extents meet, as parts of packed ones.
     """
 
     def __init__(self, tensors: Sequence[Tensor | None], pairs: Iterable[tuple[int, int]]) -> None:
         spans = [0 if x is None else extent(x)[1] for x in tensors]
         self._pairs = [(i, j, spans[i], spans[j]) for i, j in pairs if spans[i] and spans[j]]
-        self._found: dict[tuple[int, int, int], bool] = {}
+        self.places = sorted({at for i, j, *_ in self._pairs for at in (i, j)})
+        self._found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        self._shares: dict[tuple[int, int, int], bool] = {}
 
     def shared(
-        self, tensors: Sequence[Tensor | None], pointers: Sequence[int]
+        self, tensors: Sequence[Tensor | None], pointers: tuple[int, ...]
     ) -> list[tuple[int, int]]:
-        """The pairs that do, by where they stand among the tensors."""
+        """The pairs that do, by where they stand among the tensors.
+
+        ``pointers`` are the addresses of those at ``places``, with or without others.
+        """
+        found = self._found.get(pointers)
+        if found is None:
+            found = self._pairs_shared(tensors)
+            if len(self._found) >= _MOST_ADDRESSES:
+                self._found.clear()
+            self._found[pointers] = found
+        return found
+
+    def _pairs_shared(self, tensors: Sequence[Tensor | None]) -> list[tuple[int, int]]:
         found = []
+        begins = [0 if x is None else x.data_ptr() for x in tensors]
         for i, j, span, other in self._pairs:
-            distance = pointers[j] - pointers[i]
-            if -other < distance < span and self._shares(tensors, i, j, distance):
+            distance = begins[j] - begins[i]
+            if -other < distance < span and self._do_share(tensors, i, j, distance):
                 found.append((i, j))
         return found
 
-    def _shares(self, tensors: Sequence[Tensor | None], i: int, j: int, distance: int) -> bool:
+    def _do_share(self, tensors: Sequence[Tensor | None], i: int, j: int, distance: int) -> bool:
         key = i, j, distance
-        found = self._found.get(key)
-        if found is None:
+        do_share = self._shares.get(key)
+        if do_share is None:
             a, b = tensors[i], tensors[j]
-            if len(self._found) >= _MOST_DISTANCES:
-                self._found.clear()
-            found = self._found[key] = a is not None and b is not None and may_overlap(a, b)
-        return found
+            if len(self._shares) >= _MOST_DISTANCES:
+                self._shares.clear()
+            do_share = a is not None and b is not None and may_overlap(a, b)
+            self._shares[key] = do_share
+        return do_share
 
 
 def overlaps_itself(x: Tensor) -> bool:

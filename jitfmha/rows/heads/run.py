@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from torch import Tensor
@@ -54,32 +56,38 @@ def prepared_heads(arguments: HeadArguments) -> Run:
         *(tokens, first.shape[-3], limits.positions, 0 if cos is None else cos.shape[1]),
         *(limits.pages, limits.page_size, limits.table_pages, arguments.eps),
     )
-    pack = CALL.packer.pack
-    apart_in_memory, options = Apart(arguments.tensors, _APART), arguments[N_TENSORS:]
+    options, there = arguments[N_TENSORS:], [at for at, x in enumerate(copies) if x is not None]
+    apart_in_memory = Apart(copies, _APART)
+    written = [at for at in _WRITTEN if copies[at] is not None]
+    # Of the addresses of what is there, and of the null behind them.
+    in_order = itemgetter(*[there.index(at) if at in there else -1 for at in _PLACES])
+    behind = _pack((0,) * len(_FIELDS), fixed, (0, 0, 0))[_ADDRESSES.size :]
 
     def run(*tensors: Tensor | None) -> None:
         if apart:
             tensors = _with_copies(tensors, apart)
-        pointers = [0 if x is None else x.data_ptr() for x in tensors]
+        pointers = tuple([tensors[at].data_ptr() for at in there])  # type: ignore[union-attr]
         for pair in apart_in_memory.shared(tensors, pointers):
             _refuse_shared(*pair, HeadArguments._make((*tensors, *options)))
-        in_order = [pointers[at] if at >= 0 else 0 for at in _PLACES]
-        if amd is None:
+        addresses = in_order((*pointers, 0))
+        if entry is not None:
             value = ctypes.c_int64()
-            status = (
-                entry(pack(*in_order, *fixed, 0, 0, 0), ctypes.addressof(value)) if entry else 0
-            )
+            status = entry(_ADDRESSES.pack(*addresses) + behind, ctypes.addressof(value))
             if status:
                 raise limits.fault(status, value.value)
-        elif has_heads:
-            kernel = amd.kernel_for(pointers)
+        elif amd is not None and has_heads:
+            kernel = amd.kernel_for([0 if x is None else x.data_ptr() for x in tensors])
             counts = sum(kernel.workgroups), 0, 0
-            packed = pack(*in_order, *fixed, *kernel.workgroups[1:], kernel.turns)
+            packed = _pack(addresses, fixed, (*kernel.workgroups[1:], kernel.turns))
             amd.start(kernel.address, counts, packed, tensors)
         # As the dispatcher does: what autograd has kept of these is not taken for what it was.
-        increment_version([x for at in _WRITTEN if (x := tensors[at]) is not None])
+        increment_version([tensors[at] for at in written])  # type: ignore[misc]
 
     return run
+
+
+def _pack(addresses: tuple[int, ...], fixed: tuple[float, ...], of_gpus: tuple[int, ...]) -> bytes:
+    return CALL.packer.pack(*addresses, *fixed, *of_gpus)
 
 
 # What kernels read one number behind the other.
@@ -115,6 +123,7 @@ _FIELDS = (
     *("", "k_cache", "v_cache", "", "k_scale", "v_scale", "cos", "sin", "positions", "slots"),
     *("cache_seqlens", "block_table", "cache_batch_idx"),
 )
+_ADDRESSES = struct.Struct(f"={len(_FIELDS)}Q")  # which lie first, without gaps
 _PLACES = [HeadArguments._fields.index(name) if name else -1 for name in _FIELDS]
 _WRITTEN = [HeadArguments._fields.index(name) for name in ("q_out", "k_out", "k_cache", "v_cache")]
 
