@@ -3,42 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from ..planning.target import CALLS_HERE, TARGET_HERE
+from ..planning.target import CALLS_HERE, TARGET_HERE, KeptCalls
+from ..problem.torch_parts import PLAIN_TYPES
 
 Run = Callable[..., Any]
 Arguments = TypeVar("Arguments", bound=tuple[Any, ...])
 Prepare = Callable[[Arguments], Run]
 
 
-def keeps_calls(kept: str, tensors: int) -> Callable[[Prepare[Arguments]], Prepare[Arguments]]:
-    """Let a function return what it did for the same options and tensors of the same layout.
+class Prepared(Generic[Arguments]):
+    """A function that returns what it did for the same options and tensors of the same layout.
 
     Its arguments are one tuple, of so many tensors and then options.
     """
-    first, behind = slice(tensors), slice(tensors, None)
 
-    def keeping(prepare: Prepare[Arguments]) -> Prepare[Arguments]:
-        def prepared(arguments: Arguments) -> Run:
-            target = TARGET_HERE.get()
-            calls = (CALLS_HERE if target is None else target.calls)[kept]
-            try:
-                options = arguments[behind]
-                # 1, 1.0 and True are one key, but not all of them are valid.
-                key: list[object] = [options, *[x.__class__ for x in options]]
-                for x in arguments[first]:
-                    key.append(  # noqa: PERF401 - with a list of tuples a call takes 0.2 us longer
-                        None if x is None else (x.shape, x.stride(), x.dtype, x.is_cpu or x.device)
-                    )
-                run: Run | None = calls.prepared.get(tuple(key))
-            except (AttributeError, TypeError, RuntimeError):  # the checks say of what
-                return prepare(arguments)
-            if run is None:
-                run = prepare(arguments)
-                calls.keep(tuple(key), run)
-            return run
+    def __init__(self, kept: str, tensors: int, prepare: Prepare[Arguments]) -> None:
+        self._kept, self._prepare = kept, prepare
+        self._first, self._behind = slice(tensors), slice(tensors, None)
 
-        return prepared
+    def __call__(self, arguments: Arguments) -> Run:
+        try:
+            calls, key = self._calls(), self._key_of(arguments)
+            run: Run | None = calls.prepared.get(key)
+        except (AttributeError, TypeError, RuntimeError):  # the checks say of what
+            return self._prepare(arguments)
+        if run is None:
+            run = self._prepare(arguments)
+            calls.keep(key, run)
+        return run
 
-    return keeping
+    def known(self, arguments: Arguments) -> Run | None:
+        """What an earlier call left behind, of plain tensors: it asks of each once.
+
+        None where there was none like it. Nobody may watch the call.
+        """
+        try:
+            key = self._key_of(arguments, of_plain=True)
+            return key and self._calls().prepared.get(key)  # type: ignore[return-value]
+        except (AttributeError, TypeError, RuntimeError):
+            return None
+
+    def _calls(self) -> KeptCalls:
+        target = TARGET_HERE.get()
+        return (CALLS_HERE if target is None else target.calls)[self._kept]
+
+    def _key_of(self, arguments: Arguments, *, of_plain: bool = False) -> tuple[object, ...] | None:
+        """None only with ``of_plain``, where a tensor is not plain."""
+        options = arguments[self._behind]
+        # 1, 1.0 and True are one key, but not all of them are valid.
+        key: list[object] = [options, *[x.__class__ for x in options]]
+        for x in arguments[self._first]:
+            if x is None:
+                key.append(None)
+            elif of_plain and (type(x) not in PLAIN_TYPES or x.is_neg()):
+                return None
+            else:
+                # With a list of tuples a call takes 0.2 us longer.
+                key.append((x.shape, x.stride(), x.dtype, x.is_cpu or x.device))
+        return tuple(key)
+
+
+def keeps_calls(kept: str, tensors: int) -> Callable[[Prepare[Arguments]], Prepared[Arguments]]:
+    """Make a :class:`Prepared` of a function that prepares calls."""
+    return lambda prepare: Prepared(kept, tensors, prepare)

@@ -347,11 +347,12 @@ def key_of(arguments: Arguments) -> tuple[Hashable, Any]:
     k_shape, v_shape = k.shape, v.shape
     return (
         q.dtype,
-        q.device,
+        # Quicker than the device, and as good on the CPU.
+        q.is_cpu or q.device,
         k.dtype,
-        k.device,
+        k.is_cpu or k.device,
         v.dtype,
-        v.device,
+        v.is_cpu or v.device,
         # 1, 1.0 and True are one key, but not all of them are valid: add what tells them apart.
         scale,
         scale.__class__,
@@ -375,7 +376,7 @@ def key_of(arguments: Arguments) -> tuple[Hashable, Any]:
         k.stride(),
         v_shape,
         v.stride(),
-        None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+        None if out is None else (out.shape, out.stride(), out.dtype, out.is_cpu or out.device),
         None
         if modifiers is None and descales is None
         else _lengths_of_features(modifiers, descales, cu_seqlens),
@@ -389,9 +390,9 @@ def described(values: Iterable[Any]) -> tuple[object, ...]:
     """What checks and plans look at: of tensors all but their data."""
     return tuple(
         [
-            (x.shape, x.stride(), x.dtype, x.device, x.is_neg())
-            if isinstance(x, Tensor)
-            else (x, x.__class__)
+            (x, x.__class__)
+            if x is None or not isinstance(x, Tensor)
+            else (x.shape, x.stride(), x.dtype, x.is_cpu or x.device, x.is_neg())
             for x in values
         ]
     )
@@ -401,14 +402,17 @@ def _described_modifiers(modifiers: Modifiers) -> tuple[object, ...]:
     """Describe the modifiers without the shapes that change with a call's lengths."""
     values: tuple[Any, ...] = modifiers
     fixed = [None if i in _WITH_LENGTHS else x for i, x in enumerate(values)]
-    of_others = [(x.dtype, x.device) for i in _WITH_LENGTHS if (x := values[i]) is not None]
+    of_others = [
+        (x.dtype, x.is_cpu or x.device) for i in _WITH_LENGTHS if (x := values[i]) is not None
+    ]
     return (*described(fixed), *of_others)
 
 
 def _described_descales(descales: Descales) -> tuple[object, ...]:
     """Describe the scales likewise: those of tokens change with the lengths."""
     return described(
-        (x.dim(), x.dtype, x.device, x.is_neg()) if is_of_tokens(x) else x for x in descales
+        (x.dim(), x.dtype, x.is_cpu or x.device, x.is_neg()) if is_of_tokens(x) else x
+        for x in descales
     )
 
 
@@ -420,9 +424,10 @@ def _described_keys(keys: KeyOptions) -> tuple[object, ...]:
         rest = described(keys[1:])
     if table is None:
         return None, rest
+    where = table.is_cpu or table.device
     if are_lists(table):
-        return table.is_contiguous(), table.dtype, table.device, table.is_neg(), rest
-    return table.shape, table.stride(), table.dtype, table.device, table.is_neg(), rest
+        return table.is_contiguous(), table.dtype, where, table.is_neg(), rest
+    return table.shape, table.stride(), table.dtype, where, table.is_neg(), rest
 
 
 def _lengths_of_features(
@@ -440,13 +445,16 @@ def _lengths_of_features(
 def _described_cu_seqlens(cu_seqlens: CuSeqlens) -> tuple[object, ...]:
     """What the checks look at; tensors that are there twice, as those of self-attention, once."""
     q, k, q_padded, k_padded, _, _ = cu_seqlens
-    plain: tuple[object, ...] = (q.shape, q.stride(), q.dtype, q.device, q.is_neg())
+    plain: tuple[object, ...] = _described_sums(q)
     if k is not q:
-        plain = (plain, k.shape, k.stride(), k.dtype, k.device, k.is_neg())
+        plain = (plain, *_described_sums(k))
     if q_padded is q and k_padded is k:
         return plain
-    padded = [(x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in (q_padded, k_padded)]
-    return (*plain, *padded)
+    return (*plain, _described_sums(q_padded), _described_sums(k_padded))
+
+
+def _described_sums(x: Tensor) -> tuple[object, ...]:
+    return x.shape, x.stride(), x.dtype, x.is_cpu or x.device, x.is_neg()
 
 
 def _kind_and_sizes(key: Any, arguments: Arguments) -> tuple[Hashable, PlainSizes | None]:

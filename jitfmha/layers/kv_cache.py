@@ -42,6 +42,7 @@ from ..problem.problem import make_problem
 from ..problem.score_features import gather_modifiers
 from ..problem.torch_parts import (
     can_be_read,
+    has_watchers,
     is_any_autocast_enabled,
     is_watched,
     refuse_derivatives,
@@ -150,14 +151,23 @@ def flash_attn_with_kvcache(
     new = (k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad)
     rest = (*new, block_table, alibi_slopes, q_descale, k_descale, v_descale)
     call = new_tuple(_Call, (q, k_cache, v_cache, *rest))
+    result: Tensor | tuple[Tensor, Tensor]
+    if not (
+        has_watchers()
+        or is_any_autocast_enabled()
+        or (torch.is_grad_enabled() and requires_any_grad(*call))
+    ):
+        step = _kept_step.known((*call, choices))
+        if step is not None:
+            result = step(call, length)
+            return result
     given = [x for x in rest if x is not None]
     is_seen = is_watched(q, k_cache, v_cache, *given) or is_any_autocast_enabled()
     if is_seen or (torch.is_grad_enabled() and requires_any_grad(q, k_cache, v_cache, *given)):
         refuse_derivatives("flash_attn_with_kvcache", **call._asdict())
     if is_seen:
         return _Step(call, choices)(call, length)
-    step = _kept_step((*call, choices))
-    result: Tensor | tuple[Tensor, Tensor] = step(call, length)
+    result = _kept_step((*call, choices))(call, length)
     return result
 
 
@@ -231,6 +241,7 @@ _APART = [
     for at, name in enumerate(_Call._fields)
     if name == "q" or name not in HeadArguments._fields
 ]
+_IN_PAIRS = {at for pair in _APART for at in pair}
 
 
 class _WhereKeysLie(NamedTuple):
@@ -538,7 +549,7 @@ def _kept_step(given: tuple[Any, ...]) -> _Step:
     call = _Call(*tensors)
     step = _Step(call, choices)
     if call.k is not None:
-        step._apart = Apart(call, _APART)
+        step._apart = Apart([x if at in _IN_PAIRS else None for at, x in enumerate(call)], _APART)
     # Where keys have to be skipped the rows are others in each call.
     step._is_kept = call.cache_leftpad is None or not step._can_read
     # A CPU kernel takes of the tensors where they are, so that they need no views as rows.

@@ -27,7 +27,7 @@ from ..problem.checks import check_all_beside, check_layout, describe, with_clea
 from ..problem.dtypes import EIGHT_BIT_DTYPES, FP8_NAMES
 from ..problem.mask import INT64_MAX, OPEN_WINDOW
 from ..problem.memory import overlaps_itself, write_values
-from ..problem.torch_parts import is_watched
+from ..problem.torch_parts import has_watchers, is_any_special
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -253,7 +253,7 @@ def sums_of(lengths: Tensor) -> Tensor:
 
     Raises as :func:`sums_of_numbers` where the lengths can be read.
     """
-    if lengths.is_cpu and not is_watched(lengths, lengths, lengths):
+    if lengths.is_cpu and not (has_watchers() or is_any_special(lengths)):
         return sums_of_numbers(lengths.tolist())
     return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
 

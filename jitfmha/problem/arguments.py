@@ -24,7 +24,7 @@ from .score_features import (
     Modifiers,
     gather_modifiers,
 )
-from .torch_parts import is_any_special
+from .torch_parts import is_any_of_subclass, is_any_special
 
 # Annotations are not deferred here: each of the many fields would be compiled once more on import.
 
@@ -259,9 +259,17 @@ class Arguments(NamedTuple):
         )
 
     def has_special_options(self) -> bool:
-        """Whether kernels cannot read a tensor of the options as it lies."""
-        nested = self.cu_seqlens, self.descales, self.modifiers, self.dropout, self.keys
-        return any(x is not None and is_any_special(*x) for x in nested)
+        """Whether kernels cannot read a tensor of the options as it lies.
+
+        Prefix sums and tables with the negative bit are refused with the other checks.
+        """
+        for refused in (self.cu_seqlens, self.keys):
+            if refused is not None and is_any_of_subclass(*refused):
+                return True
+        for nested in (self.descales, self.modifiers, self.dropout):
+            if nested is not None and is_any_special(*nested):
+                return True
+        return False
 
     def flattened(self) -> dict[str, Any]:
         """Return every argument under its public name."""

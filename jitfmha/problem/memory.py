@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TypeGuard
@@ -127,9 +127,11 @@ class Apart:
     """
 
     def __init__(self, tensors: Sequence[Tensor | None], pairs: Iterable[tuple[int, int]]) -> None:
-        spans = [0 if x is None else extent(x)[1] for x in tensors]
-        self._pairs = [(i, j, spans[i], spans[j]) for i, j in pairs if spans[i] and spans[j]]
-        self.places = sorted({at for i, j, *_ in self._pairs for at in (i, j)})
+        there = {at: extent(x)[1] for at, x in enumerate(tensors) if x is not None}
+        self.places = [*there]
+        self._pairs = [
+            (i, j, there[i], there[j]) for i, j in pairs if there.get(i) and there.get(j)
+        ]
         self._found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
         self._shares: dict[tuple[int, int, int], bool] = {}
 
@@ -138,19 +140,20 @@ class Apart:
     ) -> list[tuple[int, int]]:
         """The pairs that do, by where they stand among the tensors.
 
-        ``pointers`` are the addresses of those at ``places``, with or without others.
+        ``pointers`` are the addresses of those that are there, which are at ``places``.
         """
         found = self._found.get(pointers)
         if found is None:
-            found = self._pairs_shared(tensors)
+            found = self._pairs_shared(tensors, dict(zip(self.places, pointers, strict=True)))
             if len(self._found) >= _MOST_ADDRESSES:
                 self._found.clear()
             self._found[pointers] = found
         return found
 
-    def _pairs_shared(self, tensors: Sequence[Tensor | None]) -> list[tuple[int, int]]:
+    def _pairs_shared(
+        self, tensors: Sequence[Tensor | None], begins: Mapping[int, int]
+    ) -> list[tuple[int, int]]:
         found = []
-        begins = [0 if x is None else x.data_ptr() for x in tensors]
         for i, j, span, other in self._pairs:
             distance = begins[j] - begins[i]
             if -other < distance < span and self._do_share(tensors, i, j, distance):

@@ -46,44 +46,62 @@ is_recorded_by_jit_trace: Callable[[], bool] = _part(
 )
 
 
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
+"""Tensors of other types are not plain, nor are those whose values a bit of them turns around."""
+
+_NUMBERS_AND_PLAIN = PLAIN_TYPES | {int, float}
 
 
-def is_watched(x: Any, y: Any, z: Any, *others: Any) -> bool:
-    """Whether a call with these tensors has to go through torch's dispatcher.
-
-    One is not plain: a subclass other than a parameter, or a tensor whose values a bit of it turns
-    around. Or the first has no values (others without are refused, being elsewhere). Or a mode, a
-    transform, a tracer or a profiler is there.
-    """
+def has_watchers() -> bool:
+    """Whether a mode, a transform, a tracer or a profiler is there."""
     try:
-        if (
+        return (
             is_traced()
             or number_of_dispatch_modes() != 0
             or functorch_level() is not None
             # A getattr of each takes 0.04 us longer.
             or forward_ad._current_level >= 0
             or profiler._is_profiler_enabled
-            # Written out: a loop would take 0.2 us longer in every call.
-            or not (type(x) in _PLAIN and type(y) in _PLAIN and type(z) in _PLAIN)
-            or x.is_neg()
-            or y.is_neg()
-            or z.is_neg()
-            or x.is_meta
-        ):
-            return True
+        )
     except AttributeError:
         return True
+
+
+def is_watched(x: Any, y: Any, z: Any, *others: Any) -> bool:
+    """Whether a call with these tensors has to go through torch's dispatcher.
+
+    One is not plain, or the first has no values (others without are refused, being elsewhere). Or
+    there are watchers.
+    """
+    if (
+        has_watchers()
+        # Written out: a loop would take 0.2 us longer in every call.
+        or not (type(x) in PLAIN_TYPES and type(y) in PLAIN_TYPES and type(z) in PLAIN_TYPES)
+        or x.is_neg()
+        or y.is_neg()
+        or z.is_neg()
+        or x.is_meta
+    ):
+        return True
     for other in others:  # noqa: SIM110 - a generator takes longer
-        if type(other) not in _PLAIN or other.is_neg():
+        if type(other) not in PLAIN_TYPES or other.is_neg():
             return True
     return False
 
 
-def is_any_special(*optional: object) -> bool:
+def is_any_special(*optional: Any) -> bool:
     """Whether one of them is a subclass's tensor, or has the negative bit."""
-    for x in optional:  # noqa: SIM110 - a generator takes longer
-        if isinstance(x, Tensor) and (type(x) not in _PLAIN or x.is_neg()):
+    for x in optional:
+        if x is not None and (x.is_neg() if type(x) in PLAIN_TYPES else is_any_of_subclass(x)):
+            return True
+    return False
+
+
+def is_any_of_subclass(*optional: object) -> bool:
+    """Whether one of them is a subclass's tensor."""
+    for x in optional:
+        # Of None and of numbers that takes longer to be asked than all the rest.
+        if not (x is None or type(x) in _NUMBERS_AND_PLAIN) and isinstance(x, Tensor):
             return True
     return False
 

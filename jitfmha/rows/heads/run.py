@@ -56,8 +56,8 @@ def prepared_heads(arguments: HeadArguments) -> Run:
         *(tokens, first.shape[-3], limits.positions, 0 if cos is None else cos.shape[1]),
         *(limits.pages, limits.page_size, limits.table_pages, arguments.eps),
     )
-    options, there = arguments[N_TENSORS:], [at for at, x in enumerate(copies) if x is not None]
-    apart_in_memory = Apart(copies, _APART)
+    options, apart_in_memory = arguments[N_TENSORS:], Apart(copies, _APART)
+    there = apart_in_memory.places
     written = [at for at in _WRITTEN if copies[at] is not None]
     # Of the addresses of what is there, and of the null behind them.
     in_order = itemgetter(*[there.index(at) if at in there else -1 for at in _PLACES])
