@@ -22,8 +22,9 @@ from ..planning.target import CpuTarget
 from ..problem.arguments import (
     Arguments,
     CuSeqlens,
+    KeyOptions,
+    check_num_splits,
     gather_descales,
-    gather_keys,
     is_of_tokens,
     new_tuple,
 )
@@ -266,8 +267,10 @@ class _Step:
         _check_caches(call)
         _check_scales(call)
         _check_new(call)
+        check_num_splits(choices.num_splits)
         q, caches = call.q, [call.k_cache, call.v_cache]
         self._batch, self._seqlen_q, self._heads_q, _ = q.shape
+        self._out_shape = (*q.shape[:3], call.shapes[1][-1])
         self._new = 0 if call.k is None else call.k.shape[1]
         self._capacity = call.capacity
         left, right, sink_size = self._choices.window
@@ -308,7 +311,7 @@ class _Step:
             if self._is_kept:
                 self._prepared = prepared_call(arguments)
         if out.dim() == 3:
-            out = out.view(self._batch, self._seqlen_q, *out.shape[1:])
+            out = out.view(self._out_shape)
         if lse is None:
             return out
         return out, lse.view(self._heads_q, self._batch, self._seqlen_q).transpose(0, 1)
@@ -335,7 +338,7 @@ class _Step:
             modifiers = gather_modifiers({**self._scores, "alibi_slopes": call.alibi_slopes})
         keys = None
         if table is not None or choices.num_splits:
-            keys = gather_keys(table, choices.num_splits, lengths)
+            keys = new_tuple(KeyOptions, (table, choices.num_splits, None, None))
         return new_tuple(
             Arguments,
             (
