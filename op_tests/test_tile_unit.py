@@ -37,7 +37,9 @@ extern "C" void misuse(int which) {
 
 
 def unit(isa: CpuIsa) -> ctypes.CDLL:
-    sources = {"unit.cpp": SOURCE, "tile_unit.h": render(_TILE_UNITS[isa], {})}
+    shapes = render("cpu/tile_unit_shapes.h", {})
+    headers = {"tile_unit.h": render(_TILE_UNITS[isa], {}), "tile_unit_shapes.h": shapes}
+    sources = {"unit.cpp": SOURCE, **headers}
     flags = ("-std=c++17", "-O2", *ISAS[isa][1])
     return load(BuildSpec(f"tile_unit_{isa}", sources, flags))
 

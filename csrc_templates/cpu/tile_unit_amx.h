@@ -8,17 +8,9 @@
 
 #include <cstdint>
 
+#include "tile_unit_shapes.h"
+
 namespace tile_unit {
-
-constexpr int kTiles = 8;
-constexpr int kMostRows = 16;
-constexpr int kMostRowBytes = 64;
-
-// What the tiles have of that. A tile of 0 rows is not used.
-struct Shapes {
-  int rows[kTiles];
-  int row_bytes[kTiles];
-};
 
 // As long as it lives the tiles of the calling thread have these shapes; they start as zeros. What
 // others in the thread had set up before is lost: torch sets its tiles up anew whenever it uses

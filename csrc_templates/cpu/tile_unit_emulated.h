@@ -6,17 +6,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "tile_unit_shapes.h"
+
 namespace tile_unit {
-
-constexpr int kTiles = 8;
-constexpr int kMostRows = 16;
-constexpr int kMostRowBytes = 64;
-
-// What the tiles have of that. A tile of 0 rows is not used.
-struct Shapes {
-  int rows[kTiles];
-  int row_bytes[kTiles];
-};
 
 struct Tile {
   int rows = 0;
@@ -44,7 +36,6 @@ inline Tile& tile() {
   return it;
 }
 
-// As long as it lives the tiles of the calling thread have these shapes; they start as zeros.
 class Configured {
  public:
   explicit Configured(const Shapes& shapes) {
@@ -68,7 +59,7 @@ inline void zero() {
   it = Tile{it.rows, it.row_bytes, {}};
 }
 
-// Rows lie `stride` bytes apart. What lies behind the rows and columns of the tile becomes 0.
+// What lies behind the rows and columns of the tile becomes 0.
 template <int kTile>
 inline void load(const void* from, int64_t stride) {
   zero<kTile>();
@@ -93,11 +84,7 @@ inline float bf16_number(uint32_t bits) {
   return zero_if_subnormal(number);
 }
 
-// For bf16 pairs, the first of each in its low half, and float32 sums:
-//
-//   sum[m][n] += sum over k of a[m][k].first * b[k][n].first + a[m][k].second * b[k][n].second
-//
-// in the order of tile_unit_amx.h, with products that are not rounded.
+// In the order of tile_unit_amx.h, with products that are not rounded.
 template <int kSum, int kA, int kB>
 inline void add_bf16_products() {
   Tile& sum = tile<kSum>();

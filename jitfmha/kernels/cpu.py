@@ -429,6 +429,7 @@ def _product_sources(traits: CpuTraits) -> dict[str, str]:
         sources["backward_products.h"] = f"cpu/backward_products_{of_unit}.h"
     if tile_unit is not None:
         sources["tile_unit.h"] = tile_unit
+        sources["tile_unit_shapes.h"] = "cpu/tile_unit_shapes.h"
         sources["transposed_pairs.h"] = "cpu/transposed_pairs.h"
     return {name: render(template, {}) for name, template in sources.items()}
 
