@@ -100,7 +100,7 @@ def test_varlen_forms(rng):
 
 def call(name: str, **changes: Any) -> object:
     """The named function with small valid arguments, apart from the changes."""
-    four, three = torch.zeros(1, 8, 2, 16), torch.zeros(8, 2, 16)
+    four, three = torch.zeros(1, 8, 2, 64), torch.zeros(8, 2, 64)
     ends = torch.tensor([0, 8], dtype=torch.int32)
     x = three if "varlen" in name else four
     values: dict[str, Any] = dict.fromkeys(("q", "k", "v"), x)
@@ -160,8 +160,8 @@ def assert_same_gradients(actual: Tensor, expected: Tensor, inputs: tuple[Tensor
 
 def test_gradients_of_paged_keys(rng):
     """What nobody sees of a page has the gradient 0."""
-    q = torch.randn(9, 4, 32, generator=rng).requires_grad_()
-    k, v = (torch.randn(5, 16, 2, 32, generator=rng).requires_grad_() for _ in range(2))
+    q = torch.randn(9, 4, 64, generator=rng).requires_grad_()
+    k, v = (torch.randn(5, 16, 2, 64, generator=rng).requires_grad_() for _ in range(2))
     table = torch.tensor([[3, 0], [1, 99]], dtype=torch.int32)
     cu_q, cu_k = prefix_sums([4, 5]), prefix_sums([20, 7])
     out = flash_attn_varlen_func(
@@ -250,7 +250,7 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize("name", REQUIRED)
 @pytest.mark.parametrize(("plain", "as_peers_pass_it"), SAME)
 def test_values_that_peers_accept(rng, name, plain, as_peers_pass_it):
-    tensors = {n: torch.randn(8, len(n), 2, 16, generator=rng) for n in ("q", "kv", "qkv")}
+    tensors = {n: torch.randn(8, len(n), 2, 64, generator=rng) for n in ("q", "kv", "qkv")}
     tensors["q"] = tensors["q"].squeeze(1)
     tensors["k"], tensors["v"] = tensors["kv"].unbind(1)
     batched = {n: x if "varlen" in name else x[None] for n, x in tensors.items()}
@@ -271,7 +271,7 @@ def test_values_that_peers_accept(rng, name, plain, as_peers_pass_it):
 @pytest.mark.parametrize("max_seqlen", [None, 8])
 def test_varlen_without_cu_seqlens(name, max_seqlen):
     """Four dimensions and no prefix sums must not become batch mode."""
-    q = torch.zeros(1, 8, 2, 16)
+    q = torch.zeros(1, 8, 2, 64)
     tensors = {"q": q, "k": q, "v": q, "kv": torch.stack([q] * 2, -3)}
     tensors["qkv"] = torch.stack([q] * 3, -3)
     required = REQUIRED[name]
@@ -288,12 +288,12 @@ def test_varlen_without_cu_seqlens(name, max_seqlen):
 @pytest.mark.parametrize(
     ("name", "argument", "shape"),
     [
-        ("flash_attn_qkvpacked_func", "qkv", (1, 8, 2, 2, 16)),
-        ("flash_attn_qkvpacked_func", "qkv", (8, 3, 2, 16)),
-        ("flash_attn_kvpacked_func", "kv", (1, 8, 3, 2, 16)),
+        ("flash_attn_qkvpacked_func", "qkv", (1, 8, 2, 2, 64)),
+        ("flash_attn_qkvpacked_func", "qkv", (8, 3, 2, 64)),
+        ("flash_attn_kvpacked_func", "kv", (1, 8, 3, 2, 64)),
         ("flash_attn_kvpacked_func", "kv", ()),
-        ("flash_attn_varlen_qkvpacked_func", "qkv", (1, 8, 3, 2, 16)),
-        ("flash_attn_varlen_kvpacked_func", "kv", (8, 1, 2, 16)),
+        ("flash_attn_varlen_qkvpacked_func", "qkv", (1, 8, 3, 2, 64)),
+        ("flash_attn_varlen_kvpacked_func", "kv", (8, 1, 2, 64)),
     ],
 )
 def test_packed_shapes(name, argument, shape):

@@ -202,7 +202,7 @@ def test_backward_function(rng):
 
 def test_decoding(rng):
     """Over caches of one length or of several."""
-    q, k, v = (torch.randn(3, 2, n, 2, 16, generator=rng) for n in (1, 9, 9))
+    q, k, v = (torch.randn(3, 2, n, 2, 64, generator=rng) for n in (1, 9, 9))
     lengths = torch.tensor([[3, 4], [9, 1], [0, 2]], dtype=torch.int32)
 
     def step(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
