@@ -557,8 +557,8 @@ def test_more_keys_than_prefix_sums_hold():
     "wrong", [{"softmax_scale": -1.0}, {"softcap": -1.0}, {"num_splits": "all"}, {"dtype": True}]
 )
 def test_what_is_refused_changes_no_cache(rng, wrong):
-    q, k, v = (torch.randn(1, 1, 2, 16, generator=rng).bfloat16() for _ in range(3))
-    caches = [torch.zeros(1, 4, 2, 16, dtype=torch.bfloat16) for _ in range(2)]
+    q, k, v = (torch.randn(1, 1, 2, 64, generator=rng).bfloat16() for _ in range(3))
+    caches = [torch.zeros(1, 4, 2, 64, dtype=torch.bfloat16) for _ in range(2)]
     if wrong == {"dtype": True}:
         wrong, q, k, v = {}, *(x.to(torch.int16) for x in (q, k, v))
         caches = [x.to(torch.int16) for x in caches]
@@ -569,8 +569,8 @@ def test_what_is_refused_changes_no_cache(rng, wrong):
 
 def test_new_keys_in_caches_that_have_to_be_copied(rng):
     """With first keys that do not count, where sequences do not lie one after the other."""
-    q, k, v = (torch.randn(2, 1, 2, 16, generator=rng).bfloat16() for _ in range(3))
-    apart = [torch.randn(6, 2, 2, 16, generator=rng).bfloat16().transpose(0, 1) for _ in range(2)]
+    q, k, v = (torch.randn(2, 1, 2, 64, generator=rng).bfloat16() for _ in range(3))
+    apart = [torch.randn(6, 2, 2, 64, generator=rng).bfloat16().transpose(0, 1) for _ in range(2)]
     together = [x.contiguous() for x in apart]
     rest = {
         "cache_seqlens": torch.tensor([2, 4]).int(),
@@ -584,8 +584,8 @@ def test_new_keys_in_caches_that_have_to_be_copied(rng):
 
 def test_new_keys_under_autocast(rng):
     """Which gives q the dtype that the caches have."""
-    q = torch.randn(1, 1, 2, 16, generator=rng)
-    k, v, *caches = (torch.randn(1, n, 2, 16, generator=rng).bfloat16() for n in (1, 1, 4, 4))
+    q = torch.randn(1, 1, 2, 64, generator=rng)
+    k, v, *caches = (torch.randn(1, n, 2, 64, generator=rng).bfloat16() for n in (1, 1, 4, 4))
     copies = [x.clone() for x in caches]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result = flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=1)
