@@ -216,7 +216,7 @@ def test_lengths_and_strides_of_one_kind(rng, base):
 def test_few_calls_of_one_kind_are_kept():
     with fresh_calls() as target:
         for n in range(MOST_CALLS + 2):
-            x = torch.zeros(1, n, 1, 8)
+            x = torch.zeros(1, n, 1, 64)
             fmha_fwd(x, x, x)
         (kept,) = target.calls.values()
     assert 0 < len(kept.prepared) <= MOST_CALLS
