@@ -13,6 +13,9 @@ EIGHT_BITS = {
     "bf8_e5m2fnuz": torch.float8_e5m2fnuz,
     "int8": torch.int8,
 }
+# Whole vectors and a rest in every instruction set, and an odd number of a tile unit's squares of
+# values. One pair for what needs no other, as each pair has kernels of its own.
+HDIM, HDIM_V = 53, 37
 # seqlen_q, seqlen_k, heads_q, heads_k: single rows, nothing, and what lies around tiles.
 Sizes = tuple[int, int, int, int]
 SIZES: list[Sizes] = [

@@ -7,7 +7,7 @@ import torch
 from backward_calls import rounded
 from closeness import assert_close, is_same
 from fresh_calls import fresh_calls
-from inputs import DTYPES, SIZES, random_qkv
+from inputs import DTYPES, HDIM, HDIM_V, SIZES, random_qkv
 from packed_calls import RAGGED, packed
 from torch import Tensor
 from untyped import explain, fmha_bwd, fmha_fwd
@@ -18,7 +18,6 @@ from jitfmha.problem.float64_reference import Result, attention
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-HDIM, HDIM_V = 37, 21
 DRAWN = pytest.mark.sample(
     ("an_isa", "dtype"),
     [(isa, dtype) for isa in cpu_isas_here() for dtype in (*DTYPES, "fp8_e4m3fn")],

@@ -12,7 +12,7 @@ import pytest
 import torch
 from closeness import check
 from fresh_calls import fresh_calls
-from inputs import DTYPES, lay_out, prefix_sums, random_qkv
+from inputs import DTYPES, HDIM, HDIM_V, lay_out, prefix_sums, random_qkv
 from packed_calls import RAGGED, packed
 from subprocesses import run_program
 from torch import Tensor
@@ -26,7 +26,6 @@ from jitfmha.problem.score_features import AskedModifiers
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-HDIM, HDIM_V = 53, 37
 # seqlen_q, seqlen_k, heads_q, heads_k: a single row, a few, several query tiles and key tiles.
 SIZES = [
     *[(1, 1, 1, 1), (1, 300, 4, 4), (3, 77, 6, 2)],

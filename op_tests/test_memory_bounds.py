@@ -42,7 +42,7 @@ def i32(*values):
     return guarded((len(values),), torch.int32).copy_(torch.tensor(values))
 
 for (hdim, hdim_v), seqlen_q, seqlen_k, mask in itertools.product(
-    [(64, 64), (37, 21)], [1, 5, 16, 65], [1, 7, 64, 130], ["none", "causal"]
+    [(64, 64), (53, 37)], [1, 5, 16, 65], [1, 7, 64, 130], ["none", "causal"]
 ):
     q, k = random(1, seqlen_q, 2, hdim), random(1, seqlen_k, 1, hdim)
     v = random(1, seqlen_k, 1, hdim_v)

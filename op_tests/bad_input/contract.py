@@ -286,7 +286,7 @@ class KnownCall:
 
     def __init__(self) -> None:
         rng = torch.Generator().manual_seed(1)
-        self._inputs = [torch.randn(1, 3, 2, 33, generator=rng).bfloat16() for _ in "qkv"]
+        self._inputs = [torch.randn(1, 3, 2, 64, generator=rng) for _ in "qkv"]
         self._expected = fmha_fwd(*self._inputs)
 
     def check(self) -> None:

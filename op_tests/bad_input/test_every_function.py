@@ -46,7 +46,7 @@ from jitfmha.kernels.cpu import CpuPlan
 
 # What the subjects of the other tests have kernels for as well.
 HDIM, DTYPE = 64, torch.float16
-BACKWARD_HDIM, BACKWARD_DTYPE = 33, torch.bfloat16
+BACKWARD_DTYPE = torch.float32
 LENGTHS_Q, LENGTHS_K = [3, 0, 2], [4, 2, 3]
 IGNORED: Arguments = dict.fromkeys(
     ("alibi_slopes", "bias", "sink_ptr", "gen", "q_descale", "k_descale", "v_descale", "out")
@@ -58,11 +58,11 @@ def randn(draw: Draw, *shape: int, dtype: torch.dtype = DTYPE) -> Tensor:
     return torch.randn(shape, generator=rng).to(dtype)
 
 
-def qkv(draw: Draw, is_group: bool, hdim: int = HDIM, dtype: torch.dtype = DTYPE) -> Arguments:
+def qkv(draw: Draw, is_group: bool, dtype: torch.dtype = DTYPE) -> Arguments:
     rows_q = (sum(LENGTHS_Q),) if is_group else (2, 3)
     rows_k = (sum(LENGTHS_K),) if is_group else (2, 5)
-    q = randn(draw, *rows_q, 2, hdim, dtype=dtype)
-    return {"q": q, **{n: randn(draw, *rows_k, 1, hdim, dtype=dtype) for n in "kv"}}
+    q = randn(draw, *rows_q, 2, HDIM, dtype=dtype)
+    return {"q": q, **{n: randn(draw, *rows_k, 1, HDIM, dtype=dtype) for n in "kv"}}
 
 
 def groups() -> Arguments:
@@ -100,7 +100,7 @@ def of_operators(is_group: bool) -> Callable[[Draw], Arguments]:
 
 def of_backward(is_group: bool, **more: Any) -> Callable[[Draw], Arguments]:
     def arguments(draw: Draw) -> Arguments:
-        tensors = qkv(draw, is_group, BACKWARD_HDIM, BACKWARD_DTYPE)
+        tensors = qkv(draw, is_group, BACKWARD_DTYPE)
         group = groups() if is_group else {}
         out, lse = untyped.fmha_fwd(**tensors, **group, return_lse=True)
         rest: Arguments = {"dropout_p": 0.0, "softmax_scale": None, "is_causal": False}
@@ -321,7 +321,7 @@ def of_cache_of_flash_attn_3(draw: Draw) -> Arguments:
 
 def of_fp8(is_group: bool) -> Callable[[Draw], Arguments]:
     def arguments(draw: Draw) -> Arguments:
-        tensors = qkv(draw, is_group, HDIM, torch.float8_e4m3fn)
+        tensors = qkv(draw, is_group, torch.float8_e4m3fn)
         scales = {n: torch.ones(1) for n in ("q_descale", "k_descale", "v_descale")}
         group = groups() if is_group else {}
         return {**tensors, **scales, **group, "causal": False, "softmax_scale": None}
@@ -377,8 +377,8 @@ def of_rotary_of_torch(draw: Draw) -> Arguments:
 
 def of_passes(draw: Draw, *, is_group: bool, is_backward: bool) -> Arguments:
     """flash-attn's and AITER's functions under ``torch.autograd``."""
-    hdim, dtype = (BACKWARD_HDIM, BACKWARD_DTYPE) if is_backward else (HDIM, DTYPE)
-    tensors, lengths = qkv(draw, is_group, hdim, dtype), groups() if is_group else {}
+    dtype = BACKWARD_DTYPE if is_backward else DTYPE
+    tensors, lengths = qkv(draw, is_group, dtype), groups() if is_group else {}
     made: Arguments = {**tensors, **lengths, **IGNORED, "dbias": None, "leftpad_k": None}
     made |= dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_k_padded"))
     made |= {"dropout_p": 0.0, "softmax_scale": 0.5, "causal": False, "softcap": 0.0}
