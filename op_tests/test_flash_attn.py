@@ -306,7 +306,14 @@ def test_packed_shapes(name, argument, shape):
 
 def test_compile(rng):
     torch._dynamo.reset()
+
+    def attend(qkv: Tensor, left: int) -> list[Tensor]:
+        options: dict[str, Any] = {"causal": True, "window_size": (left, left)}
+        sums = torch.arange(0, 81, 40, dtype=torch.int32)
+        packed = flash_attn_varlen_qkvpacked_func(qkv.flatten(0, 1), sums, 40, **options)
+        return [flash_attn_qkvpacked_func(qkv, **options), packed]
+
     qkv = torch.randn(2, 40, 3, 4, 64, generator=rng)
-    compiled = torch.compile(flash_attn_qkvpacked_func, fullgraph=True, backend="aot_eager")
-    expected = flash_attn_qkvpacked_func(qkv, causal=True, window_size=(8, 8))
-    assert torch.equal(compiled(qkv, causal=True, window_size=(8, 8)), expected)  # type: ignore[no-untyped-call]
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
+    for actual, expected in zip(compiled(qkv, 8), attend(qkv, 8), strict=True):
+        assert torch.equal(actual, expected)

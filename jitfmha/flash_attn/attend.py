@@ -72,7 +72,7 @@ def attend(
 ) -> Attended:
     """``given`` are the tensors and the lengths of packed sequences."""
     lengths = _lengths(given, is_paged=block_table is not None)
-    q, k, v = _tensors(given, is_group=bool(lengths))
+    q, k, v = _tensors(given, is_group=len(lengths) > 0)
     if q_v is not None:
         q, k = _of_latent(q, k, v, q_v)
     left, right, sink_size = as_window(window_size)

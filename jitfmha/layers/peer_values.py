@@ -27,7 +27,7 @@ from ..problem.checks import check_all_beside, check_layout, describe, with_clea
 from ..problem.dtypes import EIGHT_BIT_DTYPES, FP8_NAMES
 from ..problem.mask import INT64_MAX, OPEN_WINDOW
 from ..problem.memory import overlaps_itself, write_values
-from ..problem.torch_parts import has_watchers, is_any_special
+from ..problem.torch_parts import has_watchers, is_any_special, is_traced
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -152,7 +152,8 @@ def as_window(window_size: object) -> tuple[int, int, int]:
     It may be a sequence, or a tensor or an array of one dimension. Negative sides are open, and
     become -1; ``sink_size`` is 0 where it is not given. None, as vLLM has it, is open.
     """
-    if window_size is OPEN_WINDOW or window_size is None:
+    # Compiled code has no `is` of tuples in torch 2.10 and 2.11.
+    if window_size is None or (not is_traced() and window_size is OPEN_WINDOW):
         return -1, -1, 0
     entries = window_size if isinstance(window_size, (tuple, list)) else _listed(window_size)
     if not isinstance(entries, (tuple, list)) or len(entries) not in (2, 3):
