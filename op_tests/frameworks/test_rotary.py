@@ -131,6 +131,21 @@ def test_tables_of_a_layer():
         layer(qkv[:, :, :, 0], num_heads_q=2, max_seqlen=5)
 
 
+def test_a_compiled_layer_in_training(rng):
+    """Also with tables that were made in inference mode."""
+    torch._dynamo.reset()
+    layer = rotary.RotaryEmbedding(WIDTH)
+    qkv = torch.randn(2, 7, 3, 2, HDIM, generator=rng)
+    with torch.inference_mode():
+        expected = layer(qkv.clone())
+    compiled: Any = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    leaf = qkv.clone().requires_grad_()
+    found = compiled(leaf * 1)
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    assert leaf.grad is not None
+
+
 def test_by_their_names():
     with install_as("flash_attn"):
         from flash_attn.layers.rotary import apply_rotary_emb

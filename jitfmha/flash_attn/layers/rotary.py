@@ -237,10 +237,16 @@ class RotaryEmbedding(torch.nn.Module):
     def _tables_for(self, positions: int, like: Tensor) -> tuple[Tensor, ...]:
         """Cos and sin of q and of k, kept until more positions are asked for."""
         known = self._tables
-        if known and len(known[0]) >= positions and known[0].device == like.device:
-            is_lost = self.training and known[0].is_inference()
-            if known[0].dtype == like.dtype and not is_lost:
-                return known
+        kind = like.device, like.dtype
+        if known and len(known[0]) >= positions and (known[0].device, known[0].dtype) == kind:
+            return known
+        with torch.inference_mode(False):  # what is kept may be of use in training, too
+            tables = self._new_tables(positions, like)
+        if not torch.compiler.is_exporting():
+            self._tables = tables
+        return tables
+
+    def _new_tables(self, positions: int, like: Tensor) -> tuple[Tensor, ...]:
         # A model that was converted to 16 bits has rounded its buffers, too.
         is_exact = self.inv_freq.dtype == torch.float32 and self.inv_freq.device == like.device
         turns = self.inv_freq if is_exact else self._inverse_wavelengths(like.device)
@@ -253,8 +259,7 @@ class RotaryEmbedding(torch.nn.Module):
             power = (position - positions // 2) / self.scale_base
             scale = self.scale.to(like.device) ** power[:, None]
             tables = cos * scale, sin * scale, cos / scale, sin / scale
-        self._tables = tuple(x.to(like.dtype) for x in tables)
-        return self._tables
+        return tuple(x.to(like.dtype) for x in tables)
 
     def forward(
         self,
