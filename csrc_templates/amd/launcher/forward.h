@@ -44,17 +44,30 @@ void set_forward(Arguments& args, const Call& call, const Tensors& tensors, cons
   args.v_descale_head = number(call.v_descale.head * kFloatBytes);
 }
 
+// How many workgroups combine the splits of a tile. Each makes the output of the 32 queries that a
+// wave of the other kernel has; or where all waves have the same ones, fours of a block of 16 rows
+// (combine_fours.h).
+template <class Call>
+std::int64_t combining_workgroups(const Kernel& kernel, const Call& call, std::int64_t num_splits,
+                                  std::int64_t slices) {
+  constexpr std::int64_t kFew = 16;
+  const std::int64_t waves = kernel.threads / 64;
+  if (call.ts_qo >= 32 * waves) return waves * slices;
+  const bool are_wide = call.hdim_v > 256;
+  const std::int64_t fours = num_splits <= kFew && are_wide ? 4 * waves : 2;
+  return call.ts_qo / 16 * divided_up(4 * divided_up(call.hdim_v, 64), fours);
+}
+
 // Starts a kernel on all splits of the keys, and where there are several the one that combines
-// them. Of that a workgroup makes the output of 32 queries, as many as a wave of the first one has.
-// `grid_of` makes a grid with so many workgroups for a tile of queries.
-template <class Block, class GridOf>
-int launch_splits(const Kernel& kernel, const Tensors& tensors, std::int64_t slices,
-                  const GridOf& grid_of, Block& args) {
+// them. `grid_of` makes a grid with so many workgroups for a tile of queries.
+template <class Call, class Block, class GridOf>
+int launch_splits(const Kernel& kernel, const Call& call, const Tensors& tensors,
+                  std::int64_t slices, const GridOf& grid_of, Block& args) {
   const Grid grid = grid_of(tensors.num_splits * slices);
   const int status = launch(kernel, grid, tensors.stream, args);
   if (status != kSuccess || !tensors.workspace) return status;
-  return launch(kernel, true, grid_of(kernel.threads / 64 * slices), tensors.stream, &args,
-                sizeof(args));
+  const Grid of_combine = grid_of(combining_workgroups(kernel, call, tensors.num_splits, slices));
+  return launch(kernel, true, of_combine, tensors.stream, &args, sizeof(args));
 }
 
 }  // namespace

@@ -46,8 +46,8 @@ _STEPS, _WORTH_SPLITTING = 16, 0.99
 # Of what HBM takes for a tile that waves take, by the cost model, which some waves have and others
 # not: mostly these bring their last tiles meanwhile. Of 8 to 32 of 128 and 256 tiles 0.08 to 0.12.
 _OF_UNEVEN_TILES = 0.1
-# The splits that waves of the decode kernels combine at once, of narrow rows (kMostAtOnce in
-# csrc_templates/amd/decode_fwd.hip.in).
+# The splits that waves of the decode kernels combine at once (kMostAtOnce in
+# csrc_templates/amd/combine_fours.h).
 _COMBINED_AT_ONCE = 64
 # As many leading bits of a number of key tiles decide about splits.
 _LEADING = 1 << 4

@@ -36,6 +36,7 @@ Access = Literal["near", "far", "paged", "packed_pages", "wide_pages", "wide_pac
 
 _HEADERS_OF_TURNS = ("elements.h", "first_page.h")
 _HEADERS = (*_HEADERS_OF_TURNS, "dropout.h", "forward_tasks.h", "row_tiles.h", "scores.h")
+_HEADERS_OF_FOURS = ("combine_fours.h", "split_fours.h")
 _VALUES_OF_TURNS = (
     *("shared_structs", "kernel", "combine_kernel", "key_element", "out_element"),
     *("hdim_q", "hdim_v", "rounding", "own_rows", "other_rows"),
@@ -506,13 +507,15 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
             "is_packed": int(traits.access == "packed_pages"),
         }
     elif traits.decode_blocks:
-        headers = *_HEADERS, "sixteen_products.h", "sixteen_rows.h"
+        headers = *_HEADERS, *_HEADERS_OF_FOURS, "sixteen_products.h", "sixteen_rows.h"
         values |= {
             # Bytes of keys become fp16, as those of values do.
             "score_dtype": "FP16" if traits.kv_dtype == "int8" else of_queries.scores,
             "byte_values": traits.has_byte_values,
         }
-    elif not traits.row_blocks:
+    elif traits.row_blocks:
+        headers = *_HEADERS, *_HEADERS_OF_FOURS
+    else:
         headers = *_HEADERS, "bias_tiles.h", "block_parts.h", "streamed_rows.h", "work_list.h"
         values |= {
             "slices": traits.slices,
