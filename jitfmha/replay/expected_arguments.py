@@ -417,6 +417,15 @@ def _schedule(facts: _Facts) -> int:
     return 3 if is_masked and (problem.heads_q % 8 or facts.rows_q > 16384) else 5
 
 
+def _combining_workgroups(row: Mapping[str, Any], splits: int, slices: int) -> int:
+    """Those that combine the splits of a tile (csrc_templates/amd/launcher/forward.h)."""
+    waves, rows, columns = row["threads"] // 64, row["ts_qo"], row["hdim_v"]
+    if rows >= 32 * waves:
+        return int(waves * slices)
+    fours = 4 * waves if splits <= 16 and columns > 256 else 2
+    return int(rows // 16 * -(-4 * -(-columns // 64) // fours))
+
+
 def _aiter_grid(facts: _Facts) -> tuple[int, int, int]:
     heads, batch = facts.problem.heads_q, facts.problem.batch
     tiles = _divided_up(facts.rows_q, facts.row["ts_qo"])
@@ -459,9 +468,11 @@ def _of_forward(facts: _Facts, prefix: str, slices: int) -> Iterator[Expectation
     has_room = values[f"{prefix}workspace"] != 0
     if has_room != (splits > 1):
         yield Expectation(f"{prefix}num_splits.divisor", 2 if has_room else 1, "of a workspace")
-    # The kernel that makes one output of several splits has waves in their place.
+    # The kernel that makes one output of several splits has a grid of its own.
     combines = facts.kernel.symbol == facts.row.get("combine_symbol")
-    workgroups = (facts.row["threads"] // 64 if combines else splits) * slices
+    workgroups = splits * slices
+    if combines:
+        workgroups = _combining_workgroups(facts.row, splits, slices)
     if facts.is_group:
         expected = (heads, batch, tiles * workgroups)
         yield Expectation("grid", expected, "heads, sequences, and tiles with their workgroups")
