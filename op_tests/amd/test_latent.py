@@ -16,6 +16,7 @@ from compiled_calls import (
     run,
 )
 from packed_calls import Sequences
+from rigs.modelled_call import estimate_of
 from torch import Tensor
 from untyped import explain, fmha_fwd
 
@@ -23,6 +24,7 @@ from jitfmha import emulate
 from jitfmha.kernels.compiled.latent import LatentSplits
 from jitfmha.kernels.compiled.traits import Access, ForwardTraits, kernel_spec
 from jitfmha.kernels.modifiers import ModifierTraits
+from jitfmha.kernels.ready.key_split import LAUNCH_GAP_SECONDS
 from jitfmha.problem.float64_reference import attention, attention_packed, unpaged
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -219,6 +221,25 @@ def test_splits(arch):
         "gfx950": [5, 6, 8, 4],
     }[arch]
     assert chosen[16, 200] == [1] * 5
+
+
+@pytest.mark.parametrize("num_splits", [4, 16, 32, 64])
+@pytest.mark.sample("heads", [16, 128], 1)
+@pytest.mark.sample("arch", ARCHS, 1)
+def test_combining_takes_what_is_estimated(arch, heads, num_splits):
+    """By the cost model, give or take a round of loads, which is the least that is counted."""
+    q = torch.zeros(1, 1, heads, 576, dtype=torch.bfloat16)
+    latent = torch.zeros(1, 32 * num_splits, 1, 576, dtype=torch.bfloat16)
+    with emulate(arch, profile=True, sample=1) as emulated:
+        plan = explain(q, latent, latent[..., :512]).plan
+        fmha_fwd(q, latent, latent[..., :512], num_splits=num_splits)
+        _, combine = emulated.profiles()
+    row, tile = plan.traits.row(), plan.traits.tile
+    policy = LatentSplits(plan.problem, plan.target, row, tile).policy
+    # The other kernel writes what is read here.
+    written = 2 * policy.key_split.floats_of_rows(heads, num_splits) * policy.key_split.byte_seconds
+    seconds = policy.seconds_to_combine(1, num_splits) - LAUNCH_GAP_SECONDS - written
+    assert seconds == pytest.approx(estimate_of(combine).seconds, abs=policy.latents.on_the_way)
 
 
 @pytest.mark.sample("arch", ARCHS, 1)

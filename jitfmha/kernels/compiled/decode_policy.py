@@ -29,7 +29,7 @@ _NUMBER_SECONDS_OF_BLOCK: dict[Arch, float] = {"gfx942": 5.5e-12, "gfx950": 4.3e
 _FP16_SECONDS: dict[Arch, float] = {"gfx942": 9e-12, "gfx950": 4e-12}
 _LOOK_UP_SECONDS, _IN_PAGES = 0.6e-9, 1.12
 # From asking HBM for a tile until it is there, and what a unit draws at most.
-_SECONDS_ON_THE_WAY: dict[Arch, float] = {"gfx942": 0.72e-6, "gfx950": 0.62e-6}
+SECONDS_ON_THE_WAY: dict[Arch, float] = {"gfx942": 0.72e-6, "gfx950": 0.62e-6}
 _MOST_OF_UNIT = 105e9
 # Tiles on their way (kTilesAhead in csrc_templates/amd/decode_fwd.hip.in).
 _AHEAD, _AHEAD_OF_EIGHT_WAVES, _WHOLE = 512, 256, 64
@@ -155,7 +155,7 @@ class StreamedKeys(NamedTuple):
         return self.row_bytes() / seconds / self.slowness()
 
     def drawn_of_unit(self, arch: Arch, ts_kv: int, waves: int, blocks: int) -> float:
-        comes = self.bytes_ahead(ts_kv, waves, blocks) / _SECONDS_ON_THE_WAY[arch]
+        comes = self.bytes_ahead(ts_kv, waves, blocks) / SECONDS_ON_THE_WAY[arch]
         return min(comes, _MOST_OF_UNIT) / self.slowness()
 
     def slowness(self) -> float:

@@ -83,7 +83,7 @@ class LatentSplits(SplitChoice):
 
     def __init__(self, problem: Problem, target: AmdTarget, row: KernelRow, tile: Tile) -> None:
         """Prepare for a kernel with this ``tile``."""
-        super().__init__(problem, target, row, 1, made_columns(problem.hdim_v))
+        super().__init__(problem, target, row, 1, made_columns(problem.hdim_v), are_latents=True)
         tile_bytes = tile.other_rows * problem.hdim_q * DTYPE_BYTES[problem.kv_dtype]
         self._most_streams = most_streams(
             *(self.policy.key_split.sequences, target.arch, tile.tile_q // BLOCK_ROWS, tile_bytes),

@@ -11,6 +11,7 @@ from ..estimate import band_of, machine_of
 from ..ready.key_split import KeySplit, Splits
 from .decode import streamed_keys
 from .decode_policy import StreamedSplits
+from .latent_policy import StreamedLatents
 from .split_policy import CompiledSplits
 from .tile_table import WAVE
 
@@ -27,6 +28,7 @@ class SplitChoice:
         columns: int,
         *,
         streams: bool = False,
+        are_latents: bool = False,
     ) -> None:
         """Prepare for a kernel whose output is made in ``slices`` of ``columns`` each.
 
@@ -47,6 +49,8 @@ class SplitChoice:
             split,
             streams,
             StreamedSplits.of(*of_kernel, row.threads // WAVE, target.compute_units, speed),
+            are_latents,
+            StreamedLatents.of(split, target.arch),
         )
         # Lengths of a decode loop have as many tiles for a while.
         self._of_tiles = lru_cache(maxsize=64)(self.policy.of_tiles)

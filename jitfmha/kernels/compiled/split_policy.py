@@ -12,6 +12,7 @@ from ..launch_estimate import Band, ForwardEstimate
 from ..ready.combine_estimate import combine_seconds
 from ..ready.key_split import ONE_SPLIT, KeySplit, Splits
 from .decode_policy import StreamedSplits
+from .latent_policy import StreamedLatents
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class CompiledSplits:
         rows_of_query: query heads that are rows of the same tiles.
         streams: whether memory bounds the calls, and else what units compute.
         streamed: how they are split then.
+        are_latents: whether the kernel is that of latents.
+        latents: how these are split then.
     """
 
     asked_for: int
@@ -36,6 +39,8 @@ class CompiledSplits:
     key_split: KeySplit
     streams: bool
     streamed: StreamedSplits
+    are_latents: bool
+    latents: StreamedLatents
 
     def tiles(self, seqlen_q: int, seqlen_k: int) -> int:
         """How many tiles of keys the queries of a tile see at most."""
@@ -66,7 +71,10 @@ class CompiledSplits:
         """What it takes to combine them, for sequences of up to ``seqlen_q`` queries."""
         if self.streams:
             return self.streamed.combine_seconds(seqlen_q, num_splits)
-        return combine_seconds(self.key_split, seqlen_q * self.rows_of_query, num_splits)
+        rows = seqlen_q * self.rows_of_query
+        if self.are_latents:
+            return self.latents.combine_seconds(rows, num_splits)
+        return combine_seconds(self.key_split, rows, num_splits)
 
 
 def compiled_seconds(
