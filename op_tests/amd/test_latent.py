@@ -21,7 +21,7 @@ from torch import Tensor
 from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
-from jitfmha.kernels.compiled.latent import LatentSplits
+from jitfmha.kernels.compiled.split_choice import SplitChoice
 from jitfmha.kernels.compiled.traits import Access, ForwardTraits, kernel_spec
 from jitfmha.kernels.modifiers import ModifierTraits
 from jitfmha.kernels.ready.key_split import LAUNCH_GAP_SECONDS
@@ -207,7 +207,7 @@ def test_splits(arch):
         with emulate(arch):
             plan = explain(q, latent, latent[..., :512]).plan
         row = plan.traits.row()._replace(waves_of_simd=1)
-        choice = LatentSplits(plan.problem, plan.target, row, plan.traits.tile)
+        choice = SplitChoice(plan.problem, plan.target, row, 1, 512, are_latents=True)
         splits = [choice.splits(1, seqlen_k) for seqlen_k in (0, 33, 500, 4096, 50000)]
         chosen[heads, batch] = [x.num_splits for x in splits]
         assert splits[0].num_splits == 1
@@ -221,6 +221,8 @@ def test_splits(arch):
         "gfx950": [5, 6, 8, 4],
     }[arch]
     assert chosen[16, 200] == [1] * 5
+    # As soon as tiles gained take longer than combining, and evenly.
+    assert chosen[16, 1] == {"gfx942": [1, 1, 8, 64, 121], "gfx950": [1, 1, 8, 32, 143]}[arch]
 
 
 @pytest.mark.parametrize("num_splits", [4, 16, 32, 64])
@@ -234,8 +236,8 @@ def test_combining_takes_what_is_estimated(arch, heads, num_splits):
         plan = explain(q, latent, latent[..., :512]).plan
         fmha_fwd(q, latent, latent[..., :512], num_splits=num_splits)
         _, combine = emulated.profiles()
-    row, tile = plan.traits.row(), plan.traits.tile
-    policy = LatentSplits(plan.problem, plan.target, row, tile).policy
+    row = plan.traits.row()
+    policy = SplitChoice(plan.problem, plan.target, row, 1, 512, are_latents=True).policy
     # The other kernel writes what is read here.
     written = 2 * policy.key_split.floats_of_rows(heads, num_splits) * policy.key_split.byte_seconds
     seconds = policy.seconds_to_combine(1, num_splits) - LAUNCH_GAP_SECONDS - written

@@ -42,7 +42,7 @@ _LEAST_OF_UNITS = 0.4  # where fewer have a workgroup, its keys have to be split
 # Fewer key tiles for a split would leave each wave of a workgroup less than two.
 _LEAST_STREAMED_TILES = 8
 _MOST_ROUNDS = 3  # of workgroups that the GPU runs at a time
-_STEPS, _WORTH_SPLITTING = 16, 0.99
+SPLIT_STEPS, WORTH_SPLITTING = 16, 0.99
 # Of what HBM takes for a tile that waves take, by the cost model, which some waves have and others
 # not: mostly these bring their last tiles meanwhile. Of 8 to 32 of 128 and 256 tiles 0.08 to 0.12.
 _OF_UNEVEN_TILES = 0.1
@@ -225,13 +225,13 @@ class StreamedSplits:
         if most < 2:
             return ONE_SPLIT
         num_splits = 1
-        least = _WORTH_SPLITTING * self.seconds(seqlen_q, counted, 1)
-        for i in range(_STEPS + 1 + _MOST_ROUNDS):
+        least = WORTH_SPLITTING * self.seconds(seqlen_q, counted, 1)
+        for i in range(SPLIT_STEPS + 1 + _MOST_ROUNDS):
             count = _COMBINED_AT_ONCE
-            if i < _STEPS:
-                count = (i + 1) * self.units // (_STEPS * workgroups)
-            elif i > _STEPS:
-                count = (i - _STEPS) * split.slots // workgroups
+            if i < SPLIT_STEPS:
+                count = (i + 1) * self.units // (SPLIT_STEPS * workgroups)
+            elif i > SPLIT_STEPS:
+                count = (i - SPLIT_STEPS) * split.slots // workgroups
             # No more than leave the busiest wave as many tiles.
             of_waves = self.tiles_of_wave(counted, min(max(count, 1), most)) * self.waves
             count = -(-counted // of_waves)

@@ -70,7 +70,7 @@ class CompiledEstimate:
         splits = SplitChoice(
             *(problem, self._target, row, traits.slices, traits.made_columns),
             streams=traits.decode_blocks is not None,
-            are_latents=traits.row_blocks is not None,
+            are_latents=bool(traits.row_blocks),
         )
         return _Estimates(estimate, splits)
 

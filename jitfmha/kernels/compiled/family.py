@@ -26,7 +26,6 @@ from ..rules import reasons_of
 from .backward_launch import BackwardLaunch, backward_launch, load_kernels
 from .backward_traits import BackwardTraits, backward_spec, part_of
 from .estimate import CompiledEstimate
-from .latent import LatentSplits
 from .launch import ForwardLaunch, NumberModifiers
 from .modifiers import modifier_constants
 from .rules import RULES
@@ -166,13 +165,10 @@ class ForwardPlan(CompiledPlan):
         if traits.lists_work:
             self._listed = listed_work(problem, target, row, traits.list_name)
         self._bound = BoundKernel(problem, target, self.block, row, code_object, self._listed)
-        self._splits = (
-            LatentSplits(problem, target, row, traits.tile)
-            if traits.row_blocks
-            else SplitChoice(
-                *(problem, target, row, traits.slices, traits.made_columns),
-                streams=traits.decode_blocks is not None,
-            )
+        self._splits = SplitChoice(
+            *(problem, target, row, traits.slices, traits.made_columns),
+            streams=traits.decode_blocks is not None,
+            are_latents=bool(traits.row_blocks),
         )
         constants, slices = modifier_constants(problem), self._slices
         self._modifiers = cache(lambda column: NumberModifiers.of(constants, (slices, column)))

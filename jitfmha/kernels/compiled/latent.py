@@ -6,16 +6,11 @@ columns of the output in one workgroup.
 
 from __future__ import annotations
 
-from ...amd.manifest import KernelRow
-from ...planning.target import AmdTarget
 from ...problem.dtypes import DTYPE_BYTES
 from ...problem.problem import Problem
 from ...problem.score_features import AskedModifiers
-from ..estimate import machine_of
-from ..ready.key_split import Splits
 from .decode_policy import BLOCK_ROWS
-from .latent_policy import latent_blocks, limited_splits, most_streams
-from .split_choice import SplitChoice
+from .latent_policy import latent_blocks
 from .tile_table import Tile
 
 _COLUMNS = 256  # a multiple of which a workgroup makes
@@ -76,23 +71,3 @@ def _are_values_of_keys(problem: Problem) -> bool:
         and (k[-3] == v[-3] or seqlen_k == 1)
         and (k[-2] == v[-2] or problem.heads_k == 1)
     )
-
-
-class LatentSplits(SplitChoice):
-    """The splits of such calls, which all HBM is busy with before all compute units are."""
-
-    def __init__(self, problem: Problem, target: AmdTarget, row: KernelRow, tile: Tile) -> None:
-        """Prepare for a kernel with this ``tile``."""
-        super().__init__(problem, target, row, 1, made_columns(problem.hdim_v), are_latents=True)
-        tile_bytes = tile.other_rows * problem.hdim_q * DTYPE_BYTES[problem.kv_dtype]
-        self._most_streams = most_streams(
-            *(self.policy.key_split.sequences, target.arch, tile.tile_q // BLOCK_ROWS, tile_bytes),
-            machine_of(target).bytes_per_second,
-        )
-
-    def _splits(self, seqlen_q: int, seqlen_k: int) -> Splits:
-        splits = super()._splits(seqlen_q, seqlen_k)
-        if self.policy.asked_for:
-            return splits
-        rows = seqlen_q * self.policy.rows_of_query
-        return limited_splits(self.policy.key_split, splits, rows, self._most_streams)

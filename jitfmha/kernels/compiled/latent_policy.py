@@ -7,10 +7,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from ...amd.chips import Arch
 from ..ready.key_split import LAUNCH_GAP_SECONDS, ONE_SPLIT, KeySplit, Splits
-from .decode_policy import BLOCK_ROWS, SECONDS_ON_THE_WAY
+from .decode_policy import (
+    BLOCK_ROWS,
+    SECONDS_ON_THE_WAY,
+    SPLIT_STEPS,
+    WORTH_SPLITTING,
+    StreamedKeys,
+)
 
 MOST_LATENT_BLOCKS = 4
 # What a workgroup takes for a tile of keys that it need not wait for, by its blocks of rows: by the
@@ -20,6 +27,8 @@ _TILE_SECONDS_OF_TWO: dict[Arch, float] = {"gfx942": 1.11e-6, "gfx950": 0.85e-6}
 _TILE_SECONDS_OF_FOUR: dict[Arch, float] = {"gfx942": 1.58e-6, "gfx950": 1.01e-6}
 # As many times as many workgroups as would do read different keys, since some of them wait.
 _SPARE = 1.2
+# Of keys, before the first product (kAhead in csrc_templates/amd/latent_fwd.hip.in, and that one).
+_TILES_BEGUN = 3
 # How `combine` loads splits (csrc_templates/amd/combine_fours.h): of few a wave loads so many at
 # once, and of more all waves together.
 _FEW_SPLITS, _FEW_AT_ONCE, _MANY_AT_ONCE = 16, 4, 32
@@ -27,25 +36,86 @@ _FEW_SPLITS, _FEW_AT_ONCE, _MANY_AT_ONCE = 16, 4, 32
 
 @dataclass(frozen=True)
 class StreamedLatents:
-    """What decides about the splits of latents, of one kernel.
+    """The splits of calls of latents, of one kernel, which HBM is busy with before all units are.
 
     Attributes:
+        tile_bytes: of a tile of keys.
+        tile_seconds: that a workgroup takes for it.
+        streamed: bytes a second that HBM gives the GPU.
         on_the_way: seconds from asking for results until they are there.
     """
 
     key_split: KeySplit
+    tile_bytes: int
+    tile_seconds: float
+    streamed: float
     on_the_way: float
 
     @classmethod
-    def of(cls, key_split: KeySplit, arch: Arch) -> StreamedLatents:
-        """Take what decides from a kernel's split."""
-        return cls(key_split, SECONDS_ON_THE_WAY[arch])
+    def of(
+        cls, key_split: KeySplit, keys: StreamedKeys, arch: Arch, ts_kv: int, streamed: float
+    ) -> StreamedLatents:
+        """Take what decides from a kernel's split, and what its calls read."""
+        blocks = key_split.ts_qo // BLOCK_ROWS
+        tile_seconds = _TILE_SECONDS_OF_FOUR[arch]
+        if blocks == 1:
+            tile_seconds = _TILE_SECONDS_OF_ONE[arch]
+        if blocks == 2:
+            tile_seconds = _TILE_SECONDS_OF_TWO[arch]
+        tile_bytes = ts_kv * keys.hdim_q * keys.number_bytes
+        return cls(key_split, tile_bytes, tile_seconds, streamed, SECONDS_ON_THE_WAY[arch])
+
+    def splits(self, rows: int, tiles: int) -> Splits:
+        """Choose the number with which the last workgroup ends first, and its part is combined."""
+        most = self.most_splits(rows)
+        if most < 2 or tiles < 2:
+            return ONE_SPLIT
+        num_splits = 1
+        least = self.seconds(rows, tiles, 1)
+        for i in range(SPLIT_STEPS):
+            count = max((i + 1) * most // SPLIT_STEPS, 1)
+            # No more than leave the longest one as many tiles.
+            count = -(-tiles // -(-tiles // count))
+            seconds = self.seconds(rows, tiles, count)
+            if seconds < WORTH_SPLITTING * least:
+                num_splits = count
+                least = seconds
+        if num_splits == 1:
+            return ONE_SPLIT
+        # The workspace is that of any length: a step of decode allocates what others do.
+        return Splits(num_splits, self.key_split.workspace_floats(rows, most))
+
+    def most_splits(self, rows: int) -> int:
+        """No more than keep HBM busy: others would leave more to be combined for nothing."""
+        split = self.key_split
+        workgroups = split.sequences * self.row_tiles(rows)
+        if workgroups == 0:
+            return 1
+        streams = _SPARE * self.streamed * self.tile_seconds / self.tile_bytes / split.sequences
+        return min(ceil(streams), split.slots // workgroups)
+
+    def row_tiles(self, rows: int) -> int:
+        """Tiles of a sequence's rows, which read the same keys."""
+        return -(-rows // self.key_split.ts_qo)
+
+    def seconds(self, rows: int, tiles: int, num_splits: int) -> float:
+        """What a call takes whose keys are split so."""
+        split = self.key_split
+        streams = split.sequences * num_splits
+        # The clock falls as more units are busy.
+        busy = min(streams * self.row_tiles(rows) / split.slots, 1.0)
+        slowdown = 1 + (split.busy_slowdown - 1) * busy
+        # Nothing hides what workgroups ask for at first.
+        begun = streams * _TILES_BEGUN * self.tile_bytes / self.streamed
+        computed = -(-tiles // num_splits) * self.tile_seconds * slowdown
+        read = split.sequences * tiles * self.tile_bytes / self.streamed
+        return max(read, begun + computed) + self.combine_seconds(rows, num_splits)
 
     def combine_seconds(self, rows: int, num_splits: int) -> float:
         """What it takes to combine the splits of sequences of so many rows.
 
-        The kernel before writes what is read here. Arguments come before that, and the output is
-        stored behind it, which take as long as a round of loads.
+        The kernel before writes what is read here, in half of a byte's seconds each. Arguments come
+        before, and the output is stored behind it, which take as long as a round of loads.
         """
         if num_splits == 1:
             return 0.0
@@ -62,28 +132,3 @@ def latent_blocks(rows: int) -> int:
         if blocks < MOST_LATENT_BLOCKS and rows > blocks * BLOCK_ROWS:
             blocks *= 2
     return blocks
-
-
-def most_streams(
-    sequences: int, arch: Arch, blocks: int, tile_bytes: int, bytes_per_second: float
-) -> int:
-    """How many workgroups of a sequence HBM is busy with, or all of them together."""
-    tile_seconds = _TILE_SECONDS_OF_FOUR[arch]
-    if blocks == 1:
-        tile_seconds = _TILE_SECONDS_OF_ONE[arch]
-    if blocks == 2:
-        tile_seconds = _TILE_SECONDS_OF_TWO[arch]
-    streams = _SPARE * bytes_per_second * tile_seconds / tile_bytes / max(sequences, 1)
-    whole = int(streams)
-    return whole + 1 if streams > whole else whole
-
-
-def limited_splits(split: KeySplit, splits: Splits, rows: int, streams: int) -> Splits:
-    """No more of them than HBM is busy with: those would leave more to be combined for nothing."""
-    if splits.num_splits == 1:
-        return splits
-    most = min(streams, split.slots // (split.sequences * -(-rows // split.ts_qo)))
-    if most == 1:
-        return ONE_SPLIT
-    # The workspace is that of any length: a step of decode allocates what others do.
-    return Splits(min(splits.num_splits, most), split.workspace_floats(rows, most))

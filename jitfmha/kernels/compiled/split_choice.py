@@ -38,7 +38,8 @@ class SplitChoice:
         sequences = problem.batch * problem.heads_q // rows_of_query * slices
         of_slice = row._replace(hdim_v=columns)
         split = KeySplit.of(of_slice, sequences, target.compute_units, target.arch)
-        of_kernel = split, streamed_keys(problem), rows_of_query, target.arch, row.ts_kv
+        keys = streamed_keys(problem)
+        of_kernel = split, keys, rows_of_query, target.arch, row.ts_kv
         speed = machine_of(target).bytes_per_second
         self.policy = CompiledSplits(
             problem.num_splits,
@@ -50,7 +51,7 @@ class SplitChoice:
             streams,
             StreamedSplits.of(*of_kernel, row.threads // WAVE, target.compute_units, speed),
             are_latents,
-            StreamedLatents.of(split, target.arch),
+            StreamedLatents.of(split, keys, target.arch, row.ts_kv, speed),
         )
         # Lengths of a decode loop have as many tiles for a while.
         self._of_tiles = lru_cache(maxsize=64)(self.policy.of_tiles)

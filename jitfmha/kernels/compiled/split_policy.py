@@ -65,6 +65,8 @@ class CompiledSplits:
             return Splits(num_splits, self.key_split.workspace_floats(rows, num_splits))
         if self.streams:
             return self.streamed.splits(seqlen_q, tiles)
+        if self.are_latents:
+            return self.latents.splits(rows, tiles)
         return self.key_split.splits(rows, tiles)
 
     def seconds_to_combine(self, seqlen_q: int, num_splits: int) -> float:
