@@ -94,7 +94,7 @@ def _fill_nothing(
     as_flag("is_causal", is_causal)
     if as_flag("is_cp_round_robin", is_cp_round_robin):
         raise NotImplementedError("is_cp_round_robin=True: keys of others are not known")
-    for name in _BUFFERS & without_effect.keys():
+    for name in _BUFFERS.intersection(without_effect):
         if not isinstance(without_effect[name], Tensor):
             raise not_a_tensor(name, without_effect[name])
     drop_without_effect(without_effect)

@@ -131,7 +131,7 @@ def _attend_varlen(
         raise NotImplementedError("cp_world_size is not 1: keys of other ranks are not known here")
     if not _OF_VLLM.isdisjoint(given):
         refuse_given(**{name: given.pop(name) for name in _REFUSED if name in given})
-        for name in _WITHOUT_EFFECT & given.keys():
+        for name in _WITHOUT_EFFECT.intersection(given):
             del given[name]
     return _attend(with_lse=with_lse, **given)
 
