@@ -364,7 +364,7 @@ def planned_product(
     )
     of_a, of_b = (each.are_rows for each in matrices.operands(*layouts))
     tile, work = Work.choose(target, a.dtype, of_a and of_b, matrices.size)
-    bias, scale_a, scale_b = (each is not None for each in arguments.epilogue)
+    bias, scale_a, scale_b = (each is not None for each in arguments.epilogue())
     has = bias, scale_a, scale_b, arguments.activation or "none"
     return GemmKernel(target.arch, tile, a.dtype, out_dtype, of_a, of_b, *has), work
 

@@ -50,7 +50,7 @@ def matmul(
         jitfmha.BuildError: the kernel could not be compiled on first use.
     """
     arguments = MatmulArguments(a, b, bias, scale_a, scale_b, activation, out_dtype)
-    others = [each for each in arguments.epilogue if each is not None]
+    others = [each for each in arguments.epilogue() if each is not None]
     has_grad = torch.is_grad_enabled() and requires_any_grad(a, b, *others)
     if has_grad and activation is not None:
         product_of(arguments)

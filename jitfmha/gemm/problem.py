@@ -35,7 +35,7 @@ class MatmulArguments(NamedTuple):
     activation: Activation | None = None
     out_dtype: torch.dtype | None = None
 
-    @property
+    # No property: in torch 2.10 compiled code has none of a named tuple.
     def epilogue(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         return self.bias, self.scale_a, self.scale_b
 
@@ -118,7 +118,7 @@ def product_of(arguments: MatmulArguments) -> Product:
 def _out_dtype_of(arguments: MatmulArguments) -> torch.dtype:
     a, out_dtype = arguments.a, arguments.out_dtype
     served = OUT_DTYPES[a.dtype]
-    follows = any(each is not None for each in (*arguments.epilogue, arguments.activation))
+    follows = any(each is not None for each in (*arguments.epilogue(), arguments.activation))
     if out_dtype is None:
         out_dtype = torch.bfloat16 if a.dtype == torch.int8 and follows else served[0]
     if out_dtype not in served:
@@ -136,7 +136,7 @@ def _out_dtype_of(arguments: MatmulArguments) -> torch.dtype:
 def _check_epilogue(
     arguments: MatmulArguments, shapes: Mapping[str, tuple[int, int]], batch: torch.Size
 ) -> None:
-    for name, tensor in zip(shapes, arguments.epilogue, strict=True):
+    for name, tensor in zip(shapes, arguments.epilogue(), strict=True):
         if tensor is None:
             continue
         most = (*batch, *shapes[name])

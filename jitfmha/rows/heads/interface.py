@@ -89,11 +89,12 @@ def qk_norm_rope_cache(
     k_out = None
     if inplace or k_cache is None:
         k_out = _result(k, k_weight, cos, inplace=inplace)
-    arguments = HeadArguments(
+    tensors = (
         *(q, k, v, q_out, k_out, q_weight, k_weight, cos, sin, positions, k_cache, v_cache, slots),
-        *(cache_seqlens, block_table, cache_batch_idx, k_scale, v_scale, eps, interleaved),
+        *(cache_seqlens, block_table, cache_batch_idx, k_scale, v_scale),
     )
-    is_asked = torch.is_grad_enabled() and requires_any_grad(*arguments.tensors)
+    arguments = HeadArguments(*tensors, eps, interleaved)
+    is_asked = torch.is_grad_enabled() and requires_any_grad(*tensors)
     if is_asked or has_forward_mode():
         refuse_derivatives("qk_norm_rope_cache", **arguments._asdict())
     operator.run(arguments)
