@@ -110,7 +110,6 @@ struct CombinedFours {
       load(first);
       add<false>(rows, fours, from.count - first);
     }
-    if (from.count == 0) maximum = kNoMaximum;
   }
 
  private:
@@ -204,6 +203,7 @@ __device__ inline void combine_many(const CompiledArguments& arguments, Lds<Comb
                                     const Thread& thread) {
   auto own = FoursOfWorkgroup::of<kCombinedFours>(arguments, thread);
   if (!own.has_rows()) return;
+  static_assert(kWaves <= kFew, "each wave has splits");
   const auto from = FoursOfSplits<kCombinedFours, kWaves>::of(own.splits, own.block, own.in_tile(0),
                                                               thread.wave, thread, own.has_row);
   const auto find_row = [&]() __attribute__((always_inline)) { own.find_row(arguments, thread); };
