@@ -71,7 +71,7 @@ def test_outputs_that_are_not_bf16(rng, arch, dtype, seqlen_q):
 
 @pytest.mark.sample("arch", ARCHS, 1)
 def test_a_latent_of_8_bits_with_any_output(rng, arch):
-    """Of fp8; the kernel of latents writes 16 bits, and another one writes float32."""
+    """Of fp8, by the kernel of latents."""
     q, k = (
         torch.randn(1, n, heads, 576, generator=rng).to(FP8_DTYPES[arch])
         for n, heads in ((2, 16), (40, 1))
@@ -80,6 +80,8 @@ def test_a_latent_of_8_bits_with_any_output(rng, arch):
     exact, lse = attention(q, k, v, softmax_scale=0.05)
     for of_out in (torch.bfloat16, torch.float16, torch.float32):
         given = torch.full((1, 2, 16, 512), 7.0, dtype=of_out)
+        with emulate(arch):
+            assert "_latent" in explain(q, k, v, out=given, softmax_scale=0.05).plan.kernel
         out, _ = run(arch, q, k, v, out=given, softmax_scale=0.05)
         result = out.bfloat16(), lse.float()
         assert_close(result, (exact, lse), q, k, v, 0.05, dtype=torch.bfloat16)

@@ -31,7 +31,6 @@ def row_blocks_of(problem: Problem, are_heads_stacked: bool) -> int | None:
         and _are_values_of_keys(problem)
         and least < problem.hdim_v <= most
         and _has_served_dtypes(problem)
-        and DTYPE_BYTES[problem.out_dtype] == 2
         and problem.modifiers == AskedModifiers()
         and problem.dropout_p == 0
         and not (problem.has_split_results or problem.has_token_k_descale)
