@@ -188,8 +188,8 @@ def test_scores_of_some_rows_grow(rng, arch, block):
 def test_splits_that_waves_combine(rng, arch, heads, hdim, num_splits):
     """Splits that a wave combines alone, or waves together; scores grow far below 0.
 
-    Together, waves have some that come at once, or more. How many come at once depends on
-    how much of the output a wave has.
+    Together, waves have some that come at once, or more. How many come at once depends on how much
+    of the output a wave has.
     """
     q = torch.randn(1, 1, heads, hdim, generator=rng).bfloat16()
     v = torch.randn(1, 32 * num_splits, 1, hdim, generator=rng).bfloat16()
