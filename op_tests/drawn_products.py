@@ -76,7 +76,7 @@ def drawn_call(
     shapes = (((n,), (*batch, 1, n)), ((1,), (m, 1), (*batch, m, 1)), ((), (1, n), (*batch, 1, n)))
     given: list[Tensor | None] = []
     for i, of_each in enumerate(shapes):
-        is_given = drawn_index(rng, 2) if options is None else options.epilogue[i] is not None
+        is_given = drawn_index(rng, 2) if options is None else options.epilogue()[i] is not None
         x = torch.randn(of_each[drawn_index(rng, len(of_each))], generator=rng)
         if i == 0 and drawn_index(rng, 2):
             x = x.to(out_dtype)
