@@ -49,11 +49,13 @@ class AmdInputs:
             lengths_q, lengths_k = ([pair[side] for pair in self.lengths] for side in (0, 1))
             self.sequences = Sequences((lengths_q, lengths_k), self.gap)
             self.starts = self.sequences.spans[2:]
-            self.rows_q, rows_k = ((rows,) for rows in self.sequences.rows)
+            rows_q, rows_k = ([rows] for rows in self.sequences.rows)
             groups = self.sequences.groups
             self.arguments |= {name: x.to(self.device) for name, x in groups.items()}
         else:
-            self.rows_q, rows_k = ((self.batch, n) for n in self.lengths[0])
+            assert self.batch is not None
+            rows_q, rows_k = ([self.batch, n] for n in self.lengths[0])
+        self.rows_q = rows_q
         self.q = self.random("q", *self.rows_q, hq, dq)
         self.k, self.v = (self.random(n, *rows_k, hk, hdim) for n, hdim in (("k", dq), ("v", dv)))
 
@@ -90,9 +92,9 @@ class AmdProblem(AmdInputs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        count = len(self.lengths) if self.is_group else self.batch
+        count = len(self.lengths) if self.batch is None else self.batch
         if self.descales:
-            shape = (1,) if self.descales == "one" else (count, self.heads[1])
+            shape = [1] if self.descales == "one" else [count, self.heads[1]]
             for name in ("k_descale", "v_descale") if self.kv_dtype else _DESCALES:
                 scale = torch.rand(shape, generator=self.rng) + 0.5
                 self.arguments[name] = scale.to(self.device)
@@ -128,7 +130,8 @@ class AmdProblem(AmdInputs):
         ``of_outputs`` is the share of results, where it is another one. Of each sequence of gm1,
         rows from ``max_seqlen_q`` on may hold anything.
         """
-        out, lse = (None if x is None else x.cpu().double() for x in actual)
+        out = actual[0].cpu().double()
+        lse = None if actual[1] is None else actual[1].cpu().double()
         q, k, v = (self._scaled(name) for name in "qkv")
         exact, exact_lse = self._attention(q, k, v)
         # Of what the probabilities are rounded by, as much as all values together can make.
@@ -136,7 +139,7 @@ class AmdProblem(AmdInputs):
         if max_seqlen_q is not None:
             rows = self._promised_rows(max_seqlen_q)
             out, exact, spread = out[rows], exact[rows], spread[rows]
-            lse, exact_lse = lse[:, rows], exact_lse[:, rows]
+            lse, exact_lse = None if lse is None else lse[:, rows], exact_lse[:, rows]
         of_outputs = rounding if of_outputs is None else of_outputs
         assert ((out - exact).abs() <= rounding * spread + of_outputs * exact.abs() + 1e-5).all()
         if lse is not None:
@@ -154,13 +157,13 @@ class AmdProblem(AmdInputs):
 
     def _scaled(self, name: str) -> Tensor:
         x: Tensor = getattr(self, name).cpu().double()
-        scales = self.arguments.get(f"{name}_descale")
-        if scales is None:
+        given: Tensor | None = self.arguments.get(f"{name}_descale")
+        if given is None:
             return x
-        scales = scales.cpu()
+        scales = given.cpu().double()
         if scales.dim() == 1:
-            return x * scales.double()
-        each = scales.double().repeat_interleave(x.shape[-2] // self.heads[1], dim=1)
+            return x * scales
+        each = scales.repeat_interleave(x.shape[-2] // self.heads[1], dim=1)
         if not self.is_group:
             return x * each[:, None, :, None]
         starts = self.starts[0 if name == "q" else 1]

@@ -63,10 +63,10 @@ class BackwardCall(AmdInputs):
     def problem(self) -> Problem:
         """What the call asks for."""
         options = dict(self.arguments)
-        choices = {n: options.pop(n) for n in ("deterministic", "atomic_fp32") if n in options}
+        choices: dict[str, Any] = dict(self.gradients)
+        choices |= {n: options.pop(n) for n in ("deterministic", "atomic_fp32") if n in options}
         forward = Arguments.of(self.q, self.k, self.v, {**options, "out": self.out})
-        arguments = BackwardArguments(*(forward, self.lse, self.dout), **self.gradients, **choices)
-        return make_backward_problem(arguments)
+        return make_backward_problem(BackwardArguments(forward, self.lse, self.dout, **choices))
 
     def explain(self) -> Explanation:
         """Which kernels serve the call here, and why not others."""

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,18 +114,19 @@ def refusals(seed: int) -> dict[str, float]:
     size = dist.get_world_size()
     q = torch.randn(1, 4, 2 * size + 1, 8, generator=torch.Generator().manual_seed(seed))
     whole: dict[str, Any] = {"seqlen_q": 4 * size}
-    for call, said in (
+    calls: tuple[tuple[Callable[[], object], str], ...] = (
         (lambda: ring_attention(q, q[:, :3], q, **whole), "only hdim may differ"),
         (lambda: ring_attention(q, q, q, **whole, seqlen_k=6 * size), "k has 4 rows"),
         (lambda: ring_attention(q, q, q, seqlen_q=3), "q has 4 rows; with seqlen_q=3"),
         (lambda: ring_attention(q, q.half(), q, **whole), "k has dtype torch.float16"),
         (lambda: ring_attention(q[0], q, q, **whole), "q is .*expected"),
-        (lambda: ring_attention(q, q, q, **whole, group=7), "group=7"),
+        (lambda: ring_attention(q, q, q, **(whole | {"group": 7})), "group=7"),
         (lambda: ring_attention(q, q, q, **whole, mask="diagonal"), "mask='diagonal'"),
         (lambda: all_to_all_attention(q, q, q, **whole), f"q has {2 * size + 1} heads"),
         (lambda: all_to_all_attention(q, q, q, **whole, bias=q), "does not serve bias"),
         (lambda: unshard(q, 5 * size), "x has 4 rows"),
-    ):
+    )
+    for call, said in calls:
         with pytest.raises((TypeError, ValueError, NotImplementedError), match=said):
             call()
     return {}
@@ -141,11 +143,10 @@ def slopes_and_sinks(seed: int) -> dict[str, float]:
 
     x = torch.randn(1, 4, 2 * size, 8, generator=torch.Generator().manual_seed(seed))
     slopes, sink = torch.arange(2.0 * size), -torch.arange(2.0 * size)
-    kept, context_parallel.fmha_fwd = context_parallel.fmha_fwd, attend  # type: ignore[assignment]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(context_parallel, "fmha_fwd", attend)
         out = all_to_all_attention(x, x, x, seqlen_q=4 * size, alibi_slopes=slopes, sink=sink)
-    finally:
-        context_parallel.fmha_fwd = kept
+    assert isinstance(out, Tensor)
     assert torch.equal(out, x), "there and back changes nothing"
     assert arrived["alibi_slopes"].tolist() == [2 * rank, 2 * rank + 1]
     assert arrived["sink"].tolist() == [-2 * rank, -2 * rank - 1]
@@ -157,21 +158,19 @@ def slow_builds(seed: int) -> dict[str, float]:
     size, brief = dist.get_world_size(), timedelta(seconds=4)
     dist.barrier()  # The others of the new group are waited for as briefly.
     group = dist.new_group(list(range(size)), timeout=brief)
-    kept = jit.is_built, jit.load
+    kept = jit.load
 
     def load(spec: jit.BuildSpec) -> Any:
         if dist.get_rank() == size - 1:
             time.sleep(brief.total_seconds() + 2)
-        return kept[1](spec)
+        return kept(spec)
 
-    jit.is_built = lambda _: False
-    jit.load = load
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jit, "is_built", lambda _: False)
+        patch.setattr(jit, "load", load)
         x = torch.randn(1, 8, size, 32, generator=torch.Generator().manual_seed(seed))
         ours = shard(x, group)
         out, lse = ring_attention(ours, ours, ours, seqlen_q=8, group=group, return_lse=True)
-    finally:
-        jit.is_built, jit.load = kept
     result = unshard(out, 8), unshard(lse, 8, dim=2)
     assert_close(result, attention(x, x, x), x, x, x)
     return {}
@@ -193,19 +192,14 @@ def killed(seed: int) -> dict[str, float]:
 def run_rank(rank: int, size: int, folder: Path, seed: int) -> None:
     """All cases in one process of a group."""
     torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / f"store-{size}"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    every = [
-        (
-            name,
-            lambda function=function, sizes=sizes, options=options: check(
-                function, sizes, options, seed
-            ),
-        )
+    met = f"file://{folder / f'store-{size}'}"
+    dist.init_process_group("gloo", init_method=met, rank=rank, world_size=size, timeout=TIMEOUT)
+    every: list[tuple[str, Callable[[], dict[str, float]]]] = [
+        (name, partial(check, function, sizes, options, seed))
         for name, function, sizes, options in cases(size)
     ]
     every += [
-        (function.__name__, lambda function=function: function(seed))
+        (function.__name__, partial(function, seed))
         for function in (half_precision, refusals, slopes_and_sinks, slow_builds, killed)
     ]
     results: dict[str, Any] = {}

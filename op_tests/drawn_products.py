@@ -81,7 +81,8 @@ def drawn_call(
         if i == 0 and drawn_index(rng, 2):
             x = x.to(out_dtype)
         given.append(x if is_given else None)
-    return MatmulArguments(a, b, *given, activation, out_dtype)
+    bias, scale_a, scale_b = given
+    return MatmulArguments(a, b, bias, scale_a, scale_b, activation, out_dtype)
 
 
 def run(call: MatmulArguments) -> Tensor:

@@ -15,7 +15,7 @@ BATCHES = [(), (1,), (3,), (2, 17), (0, 4), (3, 1, 7)]
 
 
 @pytest.fixture(autouse=True)
-def own_kernels(monkeypatch):
+def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small calls take them, too."""
     monkeypatch.setattr(interface, "MOST_OF_TORCH", {})
 
@@ -59,13 +59,17 @@ def draw(
         x = x + 3 * torch.randn((), generator=rng).to(dtype)
     weight_dtype = (dtype, torch.float32)[drawn_index(rng, 2)]
     weight, bias = (torch.randn(columns, generator=rng).to(weight_dtype) for _ in range(2))
-    given: list[Tensor | None] = []
-    for tensor, is_served in (
-        *((residual, True), (weight, kind != "softmax")),
-        *((bias, kind == "layer_norm"),),
-    ):
-        given.append(tensor if is_served and drawn_index(rng, 2) else None)
-    return RowCall(kind, x, *given, (1e-6, 1e-5, 0.25)[drawn_index(rng, 3)])
+
+    def drawn(tensor: Tensor, is_served: bool = True) -> Tensor | None:
+        return tensor if is_served and drawn_index(rng, 2) else None
+
+    return RowCall(
+        *(kind, x),
+        residual=drawn(residual),
+        weight=drawn(weight, kind != "softmax"),
+        bias=drawn(bias, kind == "layer_norm"),
+        eps=(1e-6, 1e-5, 0.25)[drawn_index(rng, 3)],
+    )
 
 
 def draw_like(rng: torch.Generator, call: RowCall) -> RowCall:
@@ -73,13 +77,14 @@ def draw_like(rng: torch.Generator, call: RowCall) -> RowCall:
     columns = COLUMNS[drawn_index(rng, len(COLUMNS))]
     batch = BATCHES[drawn_index(rng, len(BATCHES))]
     drawn = draw(rng, call.kind, call.x.dtype, columns=columns, batch=batch)
-    given: dict[str, Tensor | None] = {}
-    for name, like in (("weight", call.weight), ("bias", call.bias)):
-        numbers = torch.randn(columns, generator=rng)
-        given[name] = None if like is None else numbers.to(like.dtype)
-    residual = torch.randn(*batch, columns, generator=rng).to(call.x.dtype)
-    given["residual"] = None if call.residual is None else residual
-    return drawn._replace(**given)
+
+    def drawn_as(like: Tensor | None, *shape: int) -> Tensor | None:
+        numbers = torch.randn(shape, generator=rng)
+        return None if like is None else numbers.to(like.dtype)
+
+    weight, bias = drawn_as(call.weight, columns), drawn_as(call.bias, columns)
+    residual = drawn_as(call.residual, *batch, columns)
+    return drawn._replace(weight=weight, bias=bias, residual=residual)
 
 
 def _laid_out(rng: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -28,9 +28,10 @@ class Kind(NamedTuple):
 
 def draw_kind(rng: torch.Generator, dtype: torch.dtype, eight_bits: list[torch.dtype]) -> Kind:
     caches = [dtype, dtype, *eight_bits]
-    dtypes = [(dtype, torch.float32)[drawn_index(rng, 2)] for _ in range(2)]
+    weight_dtype, table_dtype = ((dtype, torch.float32)[drawn_index(rng, 2)] for _ in range(2))
     cache_dtype = caches[drawn_index(rng, len(caches))]
-    return Kind(dtype, *dtypes, cache_dtype, *(bool(drawn_index(rng, 2)) for _ in range(2)))
+    interleaved, packed = (bool(drawn_index(rng, 2)) for _ in range(2))
+    return Kind(dtype, weight_dtype, table_dtype, cache_dtype, interleaved, packed)
 
 
 def draw_call(rng: torch.Generator, kind: Kind, hdim: int | None = None) -> dict[str, Any]:
@@ -173,8 +174,9 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, signs: bool 
 
 def _positions(x: Tensor, given: dict[str, Any]) -> Tensor:
     if "positions" in given:
-        return given["positions"]
-    numbers = given["cache_seqlens"].long()[:, None] + torch.arange(x.shape[-3])
+        positions: Tensor = given["positions"]
+        return positions
+    numbers: Tensor = given["cache_seqlens"].long()[:, None] + torch.arange(x.shape[-3])
     return numbers if x.dim() == 4 else numbers[0]
 
 

@@ -74,10 +74,13 @@ class Asked:
         if self.hdims[0] != self.hdims[1]:
             raise ValueError(f"{self.layout} needs equal head dimensions, got {self.hdims}")
         if self.layout == "KVPACKED":
-            return (q, *torch.stack((k, v), -3).unbind(-3))
+            k, v = torch.stack((k, v), -3).unbind(-3)
+            return q, k, v
         if q.shape[:-2] != k.shape[:-2]:
             raise ValueError(f"QKVPACKED needs equal lengths, got {q.shape} and {k.shape}")
-        return torch.cat((q, k, v), -2).split([x.shape[-2] for x in (q, k, v)], -2)
+        heads = [x.shape[-2] for x in (q, k, v)]
+        q, k, v = torch.cat((q, k, v), -2).split(heads, -2)
+        return q, k, v
 
     def mask(self, seqlen_k: int, rng: torch.Generator) -> dict[str, Any]:
         """The arguments of AITER's functions."""

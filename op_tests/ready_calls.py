@@ -58,14 +58,16 @@ class ReadyCall:
 
     def problem(self, rng: torch.Generator, device: torch.device = CPU) -> AmdProblem:
         """Its tensors, with an output of NaN in gm0."""
-        batch, *heads = self.heads
+        batch, heads, heads_k = self.heads
         lengths = [self.lengths]
         if self.is_group:
             seqlen_q, seqlen_k = self.lengths
             lengths = [(max(seqlen_q - 37 * i, 0), max(seqlen_k - 61 * i, 0)) for i in range(batch)]
             lengths += [(0, 5), (5, 0)]
         problem = AmdProblem(
-            *(rng, (DTYPES | {"fp8": FP8[self.chip]})[self.dtype], self.hdims, heads, lengths),
+            *(rng, (DTYPES | {"fp8": FP8[self.chip]})[self.dtype], self.hdims),
+            heads=(heads, heads_k),
+            lengths=lengths,
             batch=None if self.is_group else batch,
             mask=self.mask,
             softmax_scale=self.hdims[0] ** -0.5,

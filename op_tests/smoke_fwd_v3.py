@@ -116,8 +116,8 @@ def _target(name: str) -> tuple[torch.device, AbstractContextManager[object]]:
         except ValueError:
             continue  # another maker's
         if isinstance(target, AmdTarget):
-            chip = target.chip
-            if name in (chip.arch, emulated_name(chip.name, chip.arch)):
+            names = target.arch, emulated_name(target.chip.name, target.arch)
+            if name in names:
                 return device, nullcontext()
     return torch.device("cpu"), jitfmha.emulate(name)
 

@@ -71,8 +71,9 @@ def run_forked(
         files = {name: Path(folder, name) for name in ("stdout", "stderr")}
         for file in files.values():
             file.touch()
+        texts = list(map(str, arguments))
         request = {
-            "arguments": list(map(str, arguments)),
+            "arguments": texts,
             "cwd": str(cwd or Path.cwd()),
             "environment": {**os.environ, "PYTHONPATH": _python_path(), **environment},
             **{name: str(file) for name, file in files.items()},
@@ -86,7 +87,7 @@ def run_forked(
         patience.cancel()
         stdout, stderr = (file.read_text() for file in files.values())
     assert code is None or status == code, stdout + stderr
-    return subprocess.CompletedProcess(request["arguments"], status, stdout, stderr)
+    return subprocess.CompletedProcess(texts, status, stdout, stderr)
 
 
 @cache
