@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from launches import assembled, kernel_text
-from subprocesses import run_python
+from subprocesses import run_forked
 
 from jitfmha import emulate, fmha_fwd
 from jitfmha.amd.runtime import HipError
@@ -103,7 +103,8 @@ def test_a_workgroup_that_waits_for_a_failed_one_ends(emulator, after, failing):
     code_object = compile_hip(_WAITS_SOURCE, "gfx942")
     turn = torch.zeros(1, dtype=torch.int32)
     kernarg = turn.data_ptr().to_bytes(8, "little") + failing.to_bytes(8, "little")
-    after(60, _ring)
+    # One before the failed one is left after 2^26 instructions: a minute where all are busy.
+    after(600, _ring)
     with (
         emulator.keep_options(),
         emulator.loaded(code_object, DEVICES["gfx942"], "waits") as function,
@@ -169,7 +170,7 @@ try:
 except KeyboardInterrupt as error:
     print("interrupted;", error.__context__)
 """
-    done = run_python("-c", program)
+    done = run_forked("-c", program)
     assert done.stdout.startswith("interrupted; hipErrorLaunchFailure: kernel endless was inter")
     assert done.stderr == ""
 
@@ -245,7 +246,7 @@ except EmulatorError as error:
 
 def test_threads_that_do_not_start():
     """The process ended. The next launch finds nothing of the one that failed."""
-    first, second = run_python("-c", _THREADS_THAT_DO_NOT_START).stdout.splitlines()
+    first, second = run_forked("-c", _THREADS_THAT_DO_NOT_START).stdout.splitlines()
     assert first == (
         "hipErrorLaunchFailure: kernel endless: a worker thread does not start: "
         "Resource temporarily unavailable"
