@@ -39,11 +39,14 @@ def _run(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     way, *arguments = request["arguments"]
-    sys.path[:] = ["" if way == "-c" else os.path.dirname(way), *given, *_PLAIN_PATH]
+    sys.path[:] = ["" if way in ("-c", "-m") else os.path.dirname(way), *given, *_PLAIN_PATH]
     if way == "-c":
         code, *sys.argv[1:] = arguments
         sys.argv[0] = way
         exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+    elif way == "-m":
+        module, *sys.argv[1:] = arguments
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
         sys.argv[:] = request["arguments"]
         runpy.run_path(way, run_name="__main__")

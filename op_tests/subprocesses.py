@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # So that what hangs fails. On a busy machine it takes minutes to build the emulator, say.
 PATIENCE_SECONDS = 900.0
+_LINKERS_PATH = "LD_LIBRARY_PATH"
 
 
 def run_program(
@@ -59,12 +60,12 @@ def run_forked(
     timeout: float = PATIENCE_SECONDS,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """`run_python` of a program, or of a text with ``-c``, where torch is imported already.
+    """`run_python` of a program, a text with ``-c`` or a module with ``-m``, after torch's import.
 
     That takes a process longer than most of what is tried in it. It is for what needs a process of
-    its own, but neither its imports nor variables that torch or the linker reads when it starts.
+    its own, but neither its imports nor variables that torch reads when it starts.
     """
-    server = _forking_python()
+    server = _forking_python(environment.get(_LINKERS_PATH))
     assert server.stdin is not None
     assert server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
@@ -91,11 +92,14 @@ def run_forked(
 
 
 @cache
-def _forking_python() -> subprocess.Popen[str]:
-    """It ends with this process, which closes its stdin."""
+def _forking_python(linkers_path: str | None) -> subprocess.Popen[str]:
+    """It ends with this process, which closes its stdin; the linker reads its path at the start."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if linkers_path is not None:
+        environment[_LINKERS_PATH] = linkers_path
     server = subprocess.Popen(
         [sys.executable, ROOT / "op_tests" / "forking_python.py"],
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -2,11 +2,10 @@
 
 import ast
 import json
-import subprocess
-import sys
 from typing import get_args
 
 import pytest
+from subprocesses import run_forked
 
 from jitfmha.amd.chips import (
     _FILE,
@@ -85,7 +84,7 @@ def test_the_sentence_of_supported_chips():
 
 def test_importing_reads_nothing():
     program = "import jitfmha.amd.chips as c; assert c._facts.cache_info().currsize == 0"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run_forked("-c", program)
 
 
 def test_decisions_read_facts():

@@ -13,7 +13,7 @@ import pytest
 import torch
 from rigs import cpu_drawn_suite, cpu_suite, decode_loop
 from rigs.first_call import first_call
-from subprocesses import run_python
+from subprocesses import run_forked, run_python
 
 import jitfmha
 from jitfmha import jit
@@ -50,7 +50,7 @@ def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_python_dash_m_runs_from_any_directory(tmp_path):
-    process = run_python("-m", "jitfmha", "cache", "path", cwd=tmp_path)
+    process = run_forked("-m", "jitfmha", "cache", "path", cwd=tmp_path)
     assert process.stdout == f"{jit.cache_dir()}\n"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import context_parallel_ranks
 import pytest
 import torch
-from subprocesses import run_python
+from subprocesses import run_forked
 
 from jitfmha.context_parallel import (
     _Call,
@@ -33,7 +33,7 @@ def results(
     """What every process of every group has to say."""
     folder = tmp_path_factory.mktemp("ranks")
     sizes = SIZES if pytestconfig.getoption("--exhaustive") else BY_DEFAULT
-    process = run_python(
+    process = run_forked(
         *(context_parallel_ranks.__file__, folder, str(run_seed), *map(str, sizes)),
         # The test's own imports, and a network that is always there.
         PYTHONPATH=os.pathsep.join(sys.path),

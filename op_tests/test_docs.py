@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from rigs import speed_table
-from subprocesses import run_python
+from subprocesses import run_forked
 
 import jitfmha
 from jitfmha.call.interface import fmha_fwd
@@ -48,7 +48,7 @@ _PYTHON = [
 def test_python_of_a_document(code, tmp_path, monkeypatch, capsys):
     if "install_as" in code:
         # What it installs stays for as long as the process.
-        subprocess.run([sys.executable, "-c", code], check=True)
+        run_forked("-c", code)
         return
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {"__name__": "__main__"}
@@ -119,7 +119,7 @@ def test_the_pages_name_everything_there_is():
 def test_the_names_of_the_readme_are_there_after_one_import():
     names = sorted(set(re.findall(r"`(?:with )?(jitfmha(?:\.\w+)+)", _README.read_text("utf-8"))))
     assert "jitfmha.integrations.sdpa.patch" in names
-    run_python("-c", f"import jitfmha\nprint({', '.join(names)})")
+    run_forked("-c", f"import jitfmha\nprint({', '.join(names)})")
 
 
 def test_every_page_is_listed():

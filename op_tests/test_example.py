@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from subprocesses import run_python
+from subprocesses import run_forked
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
     reason="the extra is not installed: pip install '.[examples]'",
 )
 def test_sentence_encoder_agrees_with_the_original(tmp_path):
-    process = run_python(str(ROOT / "examples" / "sentence_encoder.py"), cwd=tmp_path)
+    process = run_forked(str(ROOT / "examples" / "sentence_encoder.py"), cwd=tmp_path)
     assert process.returncode == 0, process.stdout + process.stderr
     assert "embeddings agree to 1e-05" in process.stdout
     differences = dict(re.findall(r"^(\w+(?:, \w+)?) .*x  (\S+)$", process.stdout, re.MULTILINE))
@@ -30,6 +30,6 @@ def test_the_example_of_the_readme(tmp_path):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     assert len(code.splitlines()) == 10
-    process = run_python("-c", code, cwd=tmp_path)
+    process = run_forked("-c", code, cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     assert "kernel   cpu_fwd_bf16" in process.stdout

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from rigs.recording_runtime import RecordingRuntime
-from subprocesses import run_forked, run_python
+from subprocesses import run_forked
 
 from jitfmha.amd import runtime as hip_runtime
 from jitfmha.amd.runtime import HipError, HipRuntime
@@ -75,8 +75,7 @@ class Machine:
         site_packages = str(self.root / "site-packages")
         arguments = (json.dumps(loaded), str(self.torch / "__init__.py"), site_packages)
         nowhere = {"ROCM_PATH": str(self.root / "rocm")}
-        run = run_python if environment else run_forked  # the linker's variables
-        answer = json.loads(run("-c", PROGRAM, *arguments, **nowhere, **environment).stdout)
+        answer = json.loads(run_forked("-c", PROGRAM, *arguments, **nowhere, **environment).stdout)
         return answer if isinstance(answer, str) else (answer[0], answer[2])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from subprocesses import ROOT, run_python
+from subprocesses import ROOT, run_forked
 
 from jitfmha import emulate
 from jitfmha.cli import main
@@ -287,8 +287,8 @@ def test_what_the_document_shows(tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     compiled, faulty, mended, clean = _documented_commands()
     for command in (compiled, mended):
-        run_python(*command, cwd=tmp_path)
-    printed = " ".join(run_python(*faulty, code=1, cwd=tmp_path).stdout.split())
+        run_forked(*command, cwd=tmp_path)
+    printed = " ".join(run_forked(*faulty, code=1, cwd=tmp_path).stdout.split())
     # A compiler of another version makes other instructions of it; the faults stay.
     document = (ROOT / "docs" / "emulator.md").read_text(encoding="utf-8")
     shown = " ".join(re.findall(r"```text\n(.*?)```", document, re.DOTALL)[0].split())
@@ -304,7 +304,7 @@ def test_what_the_document_shows(tmp_path):
     numbers = [text.count(" times)") for text in (shown, printed)]
     assert "These are the first four; more follow:" in document
     assert numbers[0] == 4 < numbers[1]
-    run_python(*clean, cwd=tmp_path)
+    run_forked(*clean, cwd=tmp_path)
     rows = np.fromfile(tmp_path / "results" / "sums.bin", np.float32)
     assert rows.shape == (10,)
     assert np.isfinite(rows).all()
