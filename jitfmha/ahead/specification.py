@@ -77,7 +77,7 @@ class Specification(NamedTuple):
     signature: Signature
     algorithm: Algorithm
     arch: str
-    profile: str | int | None = None
+    profile: str | int | None
 
 
 def read_specification(config: object) -> Specification:

@@ -290,7 +290,7 @@ def tiles_have_all_numbers(sig: Signature, alg: Algorithm, arch: CkArchitecture)
 def products_come_in_eights(sig: Signature, alg: Algorithm, arch: CkArchitecture) -> Iterator[str]:
     """The schedule of the pipeline counts the products of a wave by eights."""
     is_meant = alg.pipeline == "qr" and sig.hdim_q == 256 and arch.family.startswith("cdna")
-    if is_meant and sig.family not in _OF_ONE_DIMENSION and _has_numbers(sig, alg):
+    if is_meant and sig.family not in _OF_ONE_DIMENSION and _has_numbers(alg):
         products = 1
         for side, of_product in zip(alg.tile[:3], alg.warp[:3], strict=True):
             products *= side // of_product
@@ -394,7 +394,7 @@ def _element_bytes(sig: Signature) -> int:
     return _BYTES.get(sig.data_type, 1)
 
 
-def _has_numbers(sig: Signature, alg: Algorithm) -> bool:
+def _has_numbers(alg: Algorithm) -> bool:
     """Whether tile, wave and warp have the numbers that other rules look at."""
     return (
         len(alg.tile) >= 6
@@ -404,7 +404,7 @@ def _has_numbers(sig: Signature, alg: Algorithm) -> bool:
 
 
 def _is_forward_tile(sig: Signature, alg: Algorithm) -> bool:
-    return sig.family == "fwd" and _has_numbers(sig, alg)
+    return sig.family == "fwd" and _has_numbers(alg)
 
 
 def _waves(alg: Algorithm) -> int:

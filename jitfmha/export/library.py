@@ -74,8 +74,8 @@ _LETTERS = [
 def library_files(
     forward: Sequence[ForwardKernel],
     backward: Sequence[BackwardKernels],
-    sinks: Sequence[SinkKernel] = (),
-    append: Sequence[AppendKernel] = (),
+    sinks: Sequence[SinkKernel],
+    append: Sequence[AppendKernel],
     version: str = __version__,
 ) -> dict[str, str]:
     """The text of each file, by its path in the library's folder."""

@@ -49,8 +49,6 @@ _KNOWN_FUNCTIONS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "round": ("rounded", ("float",), "int"),
     "sqrt": ("std::sqrt", ("float",), "float"),
 }
-_FREE = "[[maybe_unused]] inline "
-"""Before functions: of a module a program may need some alone."""
 
 
 class TranslationError(ValueError):

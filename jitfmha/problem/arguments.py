@@ -237,7 +237,7 @@ class Arguments(NamedTuple):
         plain = {name: rest.pop(name) for name in _PLAIN if name in rest}
         return cls(q, k, v, **plain, cu_seqlens=cu_seqlens).with_features(rest, function)
 
-    def with_features(self, options: Mapping[str, Any], function: str = "fmha_fwd") -> "Arguments":
+    def with_features(self, options: Mapping[str, Any], function: str) -> "Arguments":
         """Return the arguments with the options of features, by their public names.
 
         Raises ``TypeError`` or ``ValueError`` as the functions that gather nested values do.

@@ -44,7 +44,7 @@ class Trial(NamedTuple):
     findings: tuple[Finding, ...]
 
 
-def try_kernel(kernel: ImportedKernel, *, seed: int, sanitizes: bool = False) -> Trial:
+def try_kernel(kernel: ImportedKernel, *, seed: int, sanitizes: bool) -> Trial:
     """Run a kernel on ragged sequences of a tile and one row, on a tree of its own.
 
     Raises:

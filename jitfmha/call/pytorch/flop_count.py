@@ -91,7 +91,7 @@ def _lengths(flat: dict[str, Any]) -> list[tuple[int, int]]:
     return [(q.shape[0] // max(batch, 1), longest_k)] * batch
 
 
-def visible_pairs(seqlen_q: int, seqlen_k: int, mask: Mask, sink_size: int = 0) -> int:
+def visible_pairs(seqlen_q: int, seqlen_k: int, mask: Mask, sink_size: int) -> int:
     """How many pairs of query and key the mask shows, with the sink tokens of its left side."""
     shift = 0 if mask.top_left else seqlen_k - seqlen_q
     if mask.right is None:

@@ -76,7 +76,7 @@ def _write_tied_ninja(workspace: Path, python: tuple[str, ...], ninja: str) -> s
     return str(folder)
 
 
-def write_script(path: Path, command: tuple[str, ...], before: str = "") -> Path:
+def write_script(path: Path, command: tuple[str, ...], before: str) -> Path:
     """Write a program that runs `command` with its own arguments after it."""
     text = f'#!/bin/sh\n{before}\nexec {shlex.join(command)} "$@"\n'
     write_private(path, os.fsencode(text), mode=0o700)
