@@ -29,7 +29,14 @@ from . import jit
 from .call.dispatch import Explanation
 from .call.interface import OFF, explain, explain_bwd, fmha_bwd, fmha_fwd
 from .problem.arguments import OPTION_NAMES
-from .problem.checks import describe, refuse_unexpected
+from .problem.checks import (
+    check_flags,
+    check_given,
+    check_ints,
+    describe,
+    not_a_tensor,
+    refuse_unexpected,
+)
 from .problem.mask import OPEN_WINDOW, Mask, parse_mask
 
 _SEQUENCE = 1  # the dimension of sequences in q, k and v
@@ -102,7 +109,15 @@ class _Call(NamedTuple):
 def shard(
     x: Tensor, group: dist.ProcessGroup | None = None, *, zigzag: bool = False, dim: int = _SEQUENCE
 ) -> Tensor:
-    """The rows of this process of ``x``, which has whole sequences along ``dim``; a copy."""
+    """The rows of this process of ``x``, which has whole sequences along ``dim``; a copy.
+
+    Args:
+        x: any tensor; has a gradient.
+        group, zigzag: those of :func:`ring_attention`.
+
+    Raises ``TypeError`` or ``ValueError`` for what is no tensor, dimension or group.
+    """
+    _check_sequences(x, zigzag, dim=dim)
     group, rank = _group_and_rank(group)
     chunks = _Shards(x.shape[dim], group.size(), zigzag).chunks(rank)
     return torch.cat([x.narrow(dim, start, stop - start) for start, stop in chunks], dim)
@@ -118,8 +133,13 @@ def unshard(
 ) -> Tensor:
     """The whole sequences, ``seqlen`` long, of which every process has its rows; no gradients.
 
-    Raises ``ValueError`` for another number of rows than a process has.
+    Args:
+        x: the rows of this process along ``dim``, as :func:`shard` cuts them out.
+        group, zigzag: those of :func:`ring_attention`.
+
+    Raises as :func:`shard`, and ``ValueError`` for another number of rows than a process has.
     """
+    _check_sequences(x, zigzag, dim=dim, seqlen=seqlen)
     group, rank = _group_and_rank(group)
     shards = _Shards(seqlen, group.size(), zigzag)
     rows = x.detach().movedim(dim, 0)
@@ -132,6 +152,15 @@ def unshard(
     dist.all_gather(gathered, mine, group=group)
     parts = [part[: shards.length(each)] for each, part in enumerate(gathered)]
     return _in_order(parts, shards, 0).movedim(0, dim)
+
+
+def _check_sequences(x: object, zigzag: object, *, dim: int, **lengths: int) -> None:
+    if not isinstance(x, Tensor):
+        raise not_a_tensor("x", x)
+    check_flags(zigzag=zigzag)
+    check_ints(dim=dim, **lengths)
+    if not -x.dim() <= dim < x.dim():
+        raise ValueError(f"dim is {dim}; x has shape {tuple(x.shape)}")
 
 
 def ring_attention(
@@ -180,6 +209,7 @@ def ring_attention(
     (arXiv 2311.09431), for the balance.
     """
     _refuse_options("ring_attention", unserved, _OPTIONS_OF_RINGS)
+    check_flags(return_lse=return_lse)
     options = {"softmax_scale": softmax_scale, "logit_softcap": logit_softcap or OFF}
     parsed = parse_mask(mask, window_size)
     seqlens = {"q": seqlen_q, "k": seqlen_q if seqlen_k is None else seqlen_k}
@@ -217,6 +247,7 @@ def all_to_all_attention(
     Source: Jacobs et al., DeepSpeed Ulysses (arXiv 2309.14509).
     """
     _refuse_options("all_to_all_attention", options, _OPTIONS_BY_HEADS)
+    check_flags(return_lse=return_lse)
     mask = parse_mask(options.get("mask", 0), options.get("window_size", OPEN_WINDOW))
     seqlens = {"q": seqlen_q, "k": seqlen_q if seqlen_k is None else seqlen_k}
     call = _checked_call(q, k, v, group, zigzag, seqlens, mask, {})
@@ -231,6 +262,7 @@ def all_to_all_attention(
     of_heads = {"alibi_slopes": alibi_slopes, "sink": sink}
     for name, given in of_heads.items():
         if given is not None:
+            check_given(name, given, q)
             if given.shape != (q.shape[2],):
                 raise ValueError(f"{name} is {describe(given)}; expected ({q.shape[2]},)")
             options[name] = given[ours]
@@ -288,6 +320,8 @@ def _checked_call(
 ) -> _Call:
     """Refuse here what another process would wait for in vain."""
     group, rank = _group_and_rank(group)
+    check_flags(zigzag=zigzag)
+    check_ints(**{f"seqlen_{name}": seqlen for name, seqlen in seqlens.items()})
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.dim() != 4:
             raise ValueError(f"{name} is {describe(x)}; expected (b, rows, heads, hdim)")

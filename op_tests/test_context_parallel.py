@@ -9,8 +9,10 @@ from typing import Any
 import context_parallel_ranks
 import pytest
 import torch
+import torch.distributed as dist
 from subprocesses import run_forked
 
+from jitfmha import context_parallel
 from jitfmha.context_parallel import (
     _Call,
     _join,
@@ -112,6 +114,42 @@ def test_options_that_are_not_served():
             call(x, x, x, seqlen_q=4, dropout_p=0.1)
         with pytest.raises(TypeError, match=f"^{function.__name__} got .* argument 'zzz'$"):
             call(x, x, x, seqlen_q=4, zzz=1)
+
+
+_BAD: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no tensor": ("shard", {"x": [1.5]}, r"x must .* list \(\[1.5\]\)"),
+    "dim": ("shard", {"dim": 4}, r"dim is 4; x has shape \(1, 4, 2, 8\)"),
+    "zigzag": ("shard", {"zigzag": "no"}, r"zigzag must be a bool, got str \('no'\)"),
+    "seqlen": ("unshard", {"seqlen": 4.0}, r"seqlen must be an int, got float \(4.0\)"),
+    "group": ("ring_attention", {"group": 5}, "group=5 is no process group"),
+    "rows": ("ring_attention", {"seqlen_q": 5}, "q has 4 rows; with seqlen_q=5 .* has 5"),
+    "seqlen_k": ("ring_attention", {"seqlen_k": True}, r"seqlen_k must .* bool \(True\)"),
+    "return_lse": ("ring_attention", {"return_lse": 1}, r"return_lse must .* int \(1\)"),
+    "zigzag of heads": ("all_to_all_attention", {"zigzag": 1}, r"zigzag must .* int \(1\)"),
+    "lse of heads": ("all_to_all_attention", {"return_lse": None}, "return_lse must .* None"),
+    "slopes": (
+        "all_to_all_attention",
+        {"alibi_slopes": [1.5, 2]},
+        r"slopes must .* \(\[1.5, 2\]\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", _BAD)
+def test_what_is_wrong_is_named(case, monkeypatch):
+    """And is found in a process alone: others would wait for it."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    name, bad, said = _BAD[case]
+    x = torch.zeros(1, 4, 2, 8)
+    right = {"shard": {"x": x}, "unshard": {"x": x, "seqlen": 4}}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises((TypeError, ValueError), match=said):
+            getattr(context_parallel, name)(
+                **{**right.get(name, {"q": x, "k": x, "v": x, "seqlen_q": 4}), **bad}
+            )
+    finally:
+        dist.destroy_process_group()
 
 
 def test_rows_that_have_seen_nothing_join_to_nothing(rng):
