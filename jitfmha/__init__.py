@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 
 from .version import __version__ as __version__
 
+if sys.platform == "win32":
+    raise ImportError("jitfmha needs Linux, and this is Windows; WSL is a Linux there")
+
 
 def _is_command_line() -> bool:
     """Whether this process is ``python -m jitfmha`` or the script ``jitfmha``."""

@@ -25,6 +25,11 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 HEAVY = ("torch.utils.cpp_extension", "setuptools", "filelock", "platformdirs", "torch._inductor")
 
 
+def test_windows_is_told_so():
+    done = run_python("-c", "import sys; sys.platform = 'win32'; import jitfmha", code=1)
+    assert "ImportError: jitfmha needs Linux" in done.stderr
+
+
 def test_import(tmp_path):
     environment = {
         "JITFMHA_CACHE_DIR": str(tmp_path / "cache"),
