@@ -200,11 +200,19 @@ def test_dropout_in_training_only(rng):
         ({"dropout": 1.0}, r"dropout=1\.0"),
         ({"window_size": (1, -2)}, "window_size"),
         ({"head_dim": None, "embed": 97}, "embed_dim=97"),
+        ({"embed": "97"}, r"embed_dim must be an int, got str \('97'\)"),
+        ({"num_kv_heads": 0}, "num_kv_heads=0"),
+        ({"head_dim": 0.5}, r"head_dim must be an int, got float \(0.5\)"),
+        ({"rotary_dim": -2}, "rotary_dim=-2"),
+        ({"rotary_base": None}, r"rotary_base must be a number, got NoneType"),
+        ({"dropout": "0"}, r"dropout must be a number, got str \('0'\)"),
+        ({"causal": 1}, r"causal must be a bool, got int \(1\)"),
+        ({"qk_norm": "no"}, r"qk_norm must be a bool, got str \('no'\)"),
     ],
 )
 def test_sizes_that_do_not_fit(options, said):
     sizes = {"head_dim": HDIM} | options
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((TypeError, ValueError), match=said):
         jitfmha.Attention(sizes.pop("embed", EMBED_DIM), HEADS, **sizes)
 
 
@@ -215,6 +223,9 @@ def test_inputs_that_do_not_go_together(rng):
     for call, said in (
         (lambda: plain(x, cu_seqlens=sums), r"x is .*expected \(total, embed_dim\)"),
         (lambda: plain(x[0]), r"expected \(b, s, embed_dim\)"),
+        (lambda: plain(None), r"x is None; expected \(b, s, embed_dim\)"),
+        (lambda: plain.new_cache(2, -3), "capacity=-3 must be at least 0"),
+        (lambda: jitfmha.PageLayout.ROWS.new_pages(1, 8, -2, 8), "heads=-2 must be"),
         (lambda: own(x, x), "rotary_dim=8"),
         (lambda: plain(x, x, cache=cache), "cannot be combined with cache"),
         (lambda: plain(x[0], x, cu_seqlens=sums), "cannot be combined with cu_seqlens"),

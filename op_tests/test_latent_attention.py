@@ -144,10 +144,17 @@ def test_errors(rng):
         module(rng, form="fast")
     with refused(ValueError, "qk_rope_head_dim=3"):
         jitfmha.LatentAttention(EMBED_DIM, HEADS, qk_rope_head_dim=3)
+    for name, bad in (("embed_dim", "8"), ("kv_lora_rank", 0.5), ("causal", 1), ("v_head_dim", 0)):
+        options = {"embed_dim": EMBED_DIM, "num_heads": HEADS} | {name: bad}
+        with refused(TypeError if bad else ValueError, name, str(bad)):
+            jitfmha.LatentAttention(**options)
     own = module(rng)
     x = torch.randn(1, 4, EMBED_DIM, generator=rng)
-    with refused(ValueError, "x is", "(b, s, embed_dim)"):
-        own(x[0])
+    for bad_x in (x[0], None):
+        with refused(ValueError, "x is", "(b, s, embed_dim)"):
+            own(bad_x)
+    with refused(TypeError, "capacity must be an int, got str ('8')"):
+        own.new_cache(1, "8")
     cache = own.new_cache(1, 8)
     own.form = "naive"
     with refused(ValueError, "1 heads of 56 and 40 columns", "3, 40, 20"), torch.no_grad():

@@ -226,6 +226,7 @@ INT8 = {
         ({"b": A.mT.to("meta")}, ValueError, "b is on meta"),
         ({"a": A.expand(2, 3, 8), "b": A.mT.expand(3, 8, 3)}, ValueError, "before the last two"),
         ({"out_dtype": torch.float16}, NotImplementedError, "out_dtype is torch.float16"),
+        ({"activation": 3}, ValueError, "activation is 3; choose None"),
         ({"activation": "tanh"}, ValueError, "activation is 'tanh'; choose None or one of relu"),
         ({"bias": torch.zeros(4)}, ValueError, r"bias has shape \(4,\)"),
         ({"bias": torch.zeros(3).half()}, ValueError, "bias has dtype torch.float16"),
@@ -235,8 +236,11 @@ INT8 = {
     ],
 )
 def test_refusals_name_the_argument_and_its_value(options, error, text):
-    with pytest.raises(error, match=text):
-        jitfmha.matmul(**{"a": A, "b": A.mT, **options})
+    for function in (jitfmha.matmul, jitfmha.explain_matmul):
+        # What nothing serves is explained.
+        if function is jitfmha.matmul or error is not NotImplementedError:
+            with pytest.raises(error, match=text):
+                function(**{"a": A, "b": A.mT, **options})
 
 
 def test_missing_gradients_are_refused():

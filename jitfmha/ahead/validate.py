@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, get_args
 
 from ..amd.chips import is_arch
 from ..kernels.compiled.rules import RULES
 from ..kernels.compiled.tile_rules import TILE_RULES
-from ..problem.checks import check_ints
+from ..problem.checks import check_counts, check_ints
 from ..problem.dtypes import TORCH_DTYPES, other_out_dtype
 from ..problem.features import Feature
 from ..problem.mask import parse_mask
@@ -249,18 +249,16 @@ def asked_combination(
     """What the options of :func:`validate_config` ask for; it raises what that does."""
     check_ints(num_splits=num_splits)
     named = _features(features)
-    if page_size is not None:
+    if page_size is None:
+        page_size = _PAGE_SIZE
+    else:
         named |= {Feature.PAGED_KEYS}
-    sizes = {
-        "hdim_q": _count("hdim", hdim),
-        "hdim_v": _count("hdim_v", hdim if hdim_v is None else hdim_v),
-        "page_size": _count("page_size", _PAGE_SIZE if page_size is None else page_size, least=1),
-        "batch": _count("batch", batch),
-        "heads_q": _count("heads", heads),
-        "heads_k": _count("heads_k", heads if heads_k is None else heads_k),
-        "seqlen_q": _count("seqlen", seqlen),
-        "seqlen_k": _count("seqlen_k", seqlen if seqlen_k is None else seqlen_k),
-    }
+    hdim_v = hdim if hdim_v is None else hdim_v
+    heads_k = heads if heads_k is None else heads_k
+    seqlen_k = seqlen if seqlen_k is None else seqlen_k
+    check_counts(hdim=hdim, hdim_v=hdim_v, batch=batch, heads=heads, heads_k=heads_k)
+    check_counts(seqlen=seqlen, seqlen_k=seqlen_k)
+    check_counts(1, page_size=page_size)
     dtype = known("dtype is", dtype, tuple(TORCH_DTYPES))
     if out_dtype is not None:
         out_dtype = other_out_dtype(dtype, known("out_dtype is", out_dtype, tuple(TORCH_DTYPES)))
@@ -274,7 +272,14 @@ def asked_combination(
         layout=known("layout is", layout, get_args(Layout)),
         num_splits=num_splits,
         other_out_dtype=out_dtype or "",
-        **sizes,
+        hdim_q=hdim,
+        hdim_v=hdim_v,
+        page_size=page_size,
+        batch=batch,
+        heads_q=heads,
+        heads_k=heads_k,
+        seqlen_q=seqlen,
+        seqlen_k=seqlen_k,
     )
 
 
@@ -304,10 +309,3 @@ def _features(names: Iterable[str]) -> frozenset[Feature]:
     if features >= {Feature.BIAS, Feature.BOOLEAN_BIAS}:
         raise ValueError("features holds 'bias' and 'boolean_bias'; a call has one bias at most")
     return features
-
-
-def _count(name: str, value: object, least: int = 0) -> int:
-    check_ints(**{name: value})
-    if value < least:  # type: ignore[operator]  # an int
-        raise ValueError(f"{name}={value} must be at least {least}")
-    return cast("int", value)

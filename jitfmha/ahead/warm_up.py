@@ -11,6 +11,7 @@ import torch
 from .. import jit
 from ..call.detection import planned_target
 from ..planning.target import CpuTarget, cpu_isas_here, isa_named
+from ..problem.checks import check_counts
 from ..problem.problem import Direction, Mode
 
 _Dtype: TypeAlias = "str | torch.dtype"
@@ -91,7 +92,9 @@ def warmup(
             profile: any at all); nothing was built then.
         jitfmha.BuildError: a launcher could not be compiled; those before it are in the cache.
     """
-    jobs = _jobs(jobs)
+    if jobs is None:
+        jobs = len(os.sched_getaffinity(0))
+    check_counts(1, jobs=jobs)
     if on_ready is not None and not callable(on_ready):
         raise TypeError(f"on_ready must be a function or None, got {on_ready!r}")
     specs = specs_ahead(
@@ -140,16 +143,6 @@ def specs_ahead(
     target = planned_target(device) if isa is None else _cpu_with(isa, device)
     plans = plans_ahead(target, profile, kernel_set, **parts)
     return {name: plan.specs for name, plan in plans.items()}
-
-
-def _jobs(jobs: object) -> int:
-    if jobs is None:
-        return len(os.sched_getaffinity(0))
-    if not isinstance(jobs, int) or isinstance(jobs, bool):
-        raise TypeError(f"jobs must be an int or None, got {jobs!r}")
-    if jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
-    return jobs
 
 
 def _cpu_with(isa: object, device: str | torch.device) -> CpuTarget:

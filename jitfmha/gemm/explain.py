@@ -55,7 +55,7 @@ def _in_words(arguments: MatmulArguments) -> str:
     dtypes = [str(x).removeprefix("torch.") for x in (a.dtype, out_dtype) if x is not None]
     names = ("bias", "scale_a", "scale_b")
     has = [name for name, x in zip(names, arguments.epilogue(), strict=True) if x is not None]
-    words = *has, *(() if activation is None else (activation,))
+    words = *has, *(() if activation is None else (str(activation),))
     shapes = f"{tuple(a.shape)} x {tuple(b.shape)}"
     return ", ".join(("matmul", shapes, " to ".join(dtypes), *words))
 

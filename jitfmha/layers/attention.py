@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from ..call.interface import OFF, fmha_fwd
-from ..problem.checks import describe, requires_any_grad
+from ..problem.checks import (
+    check_counts,
+    check_flags,
+    check_numbers,
+    describe,
+    requires_any_grad,
+)
 from ..problem.mask import OPEN_WINDOW, check_window_size
 from ..problem.memory import write_values
 from ..problem.packed_pages import shape_of_keys
@@ -66,7 +72,8 @@ class Attention(nn.Module):
         softmax_scale, logit_softcap: those of :func:`jitfmha.fmha_fwd`.
         device, dtype: of the parameters.
 
-    Raises ``ValueError`` for sizes that do not fit together.
+    Raises ``TypeError`` or ``ValueError`` for what is no size, number or flag, and for sizes that
+    do not fit together.
 
     Source: Vaswani et al. (arXiv 1706.03762); Su et al., RoFormer (arXiv 2104.09864), for the
     rotary embedding.
@@ -93,14 +100,20 @@ class Attention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_counts(1, embed_dim=embed_dim, num_heads=num_heads)
+        check_counts(rotary_dim=rotary_dim)
+        check_numbers(rotary_base=rotary_base, dropout=dropout)
+        flags = {"bias": bias, "causal": causal, "rotary_interleaved": rotary_interleaved}
+        check_flags(**flags, qk_norm=qk_norm)
         if head_dim is None and embed_dim % num_heads != 0:
             raise ValueError(f"embed_dim={embed_dim} is no multiple of num_heads={num_heads}")
         self.num_heads = num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
-        if self.num_kv_heads < 1 or num_heads % self.num_kv_heads != 0:
+        check_counts(1, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+        if num_heads % self.num_kv_heads != 0:
             raise ValueError(f"num_kv_heads={num_kv_heads} is no divisor of num_heads={num_heads}")
-        if rotary_dim % 2 != 0 or not 0 <= rotary_dim <= self.head_dim:
+        if rotary_dim % 2 != 0 or rotary_dim > self.head_dim:
             raise ValueError(
                 f"rotary_dim={rotary_dim} must be an even number up to head_dim={self.head_dim}"
             )
@@ -183,8 +196,10 @@ class Attention(nn.Module):
         """An empty cache with room for at least ``capacity`` tokens of each of ``batch`` sequences.
 
         With a :class:`jitfmha.PageLayout`, or its value, it has pages of 128 tokens, which follow
-        each other. Raises ``ValueError`` where ``head_dim`` does not fit into packed pages.
+        each other. Raises ``TypeError`` or ``ValueError`` for what is no size or layout, and where
+        ``head_dim`` does not fit into packed pages.
         """
+        check_counts(batch=batch, capacity=capacity)
         weight, pages, page_size = self.k_proj.weight, 1, capacity
         if layout is not None:
             pages, page_size = -(-capacity // _PAGE_SIZE), _PAGE_SIZE
@@ -215,7 +230,7 @@ class Attention(nn.Module):
         cache: AttentionCache | None,
     ) -> None:
         expected = 3 if cu_seqlens is None else 2
-        if x.dim() != expected:
+        if not isinstance(x, Tensor) or x.dim() != expected:
             rows = "(b, s, embed_dim)" if cu_seqlens is None else "(total, embed_dim)"
             raise ValueError(f"x is {describe(x)}; expected {rows}")
         if context is not None:

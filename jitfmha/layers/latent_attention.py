@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..call.interface import fmha_fwd
-from ..problem.checks import describe
+from ..problem.checks import check_counts, check_flags, check_numbers, describe
 from ..problem.memory import write_values
 from .attention import AttentionCache, rotary_tables
 from .kv_cache import Rotary, flash_attn_with_kvcache
@@ -44,7 +44,8 @@ class LatentAttention(nn.Module):
         softmax_scale: ``1 / sqrt(qk_nope_head_dim + qk_rope_head_dim)`` by default.
         device, dtype: of the parameters, which have the names that DeepSeek's have.
 
-    Raises ``ValueError`` for sizes that do not fit together, and for a form that is none.
+    Raises ``TypeError`` or ``ValueError`` for what is no size, number or flag, for sizes that do
+    not fit together, and for a form that is none.
 
     Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1; ``MLA`` in ``inference/model.py`` of
     github.com/deepseek-ai/DeepSeek-V3.
@@ -69,8 +70,14 @@ class LatentAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if qk_rope_head_dim < 2 or qk_rope_head_dim % 2:
-            raise ValueError(f"qk_rope_head_dim={qk_rope_head_dim} must be even and at least 2")
+        ranks = {"kv_lora_rank": kv_lora_rank, "v_head_dim": v_head_dim}
+        check_counts(1, embed_dim=embed_dim, num_heads=num_heads, **ranks)
+        check_counts(q_lora_rank=q_lora_rank, qk_nope_head_dim=qk_nope_head_dim)
+        check_counts(2, qk_rope_head_dim=qk_rope_head_dim)
+        check_numbers(rotary_base=rotary_base)
+        check_flags(causal=causal, rotary_interleaved=rotary_interleaved)
+        if qk_rope_head_dim % 2:
+            raise ValueError(f"qk_rope_head_dim={qk_rope_head_dim} must be even")
         self.form = form
         self.num_heads, self.kv_lora_rank = num_heads, kv_lora_rank
         self.qk_nope_head_dim, self.qk_rope_head_dim = qk_nope_head_dim, qk_rope_head_dim
@@ -135,7 +142,11 @@ class LatentAttention(nn.Module):
         return projected
 
     def new_cache(self, batch: int, capacity: int) -> AttentionCache:
-        """An empty cache of the form, with room for ``capacity`` tokens of each sequence."""
+        """An empty cache of the form, with room for ``capacity`` tokens of each sequence.
+
+        Raises ``TypeError`` or ``ValueError`` for what is no size.
+        """
+        check_counts(batch=batch, capacity=capacity)
         weight = self.wkv_b.weight
         heads, hdim, hdim_v = self._row_of_cache()
         k = torch.zeros(batch, capacity, heads, hdim, device=weight.device, dtype=weight.dtype)
@@ -161,7 +172,7 @@ class LatentAttention(nn.Module):
         return 1, self.kv_lora_rank + self.qk_rope_head_dim, self.kv_lora_rank
 
     def _check(self, x: Tensor, cache: AttentionCache | None) -> None:
-        if x.dim() != 3:
+        if not isinstance(x, Tensor) or x.dim() != 3:
             raise ValueError(f"x is {describe(x)}; expected (b, s, embed_dim)")
         if cache is None:
             return

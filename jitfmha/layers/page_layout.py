@@ -7,7 +7,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from ..problem.checks import describe
+from ..problem.checks import check_counts, describe
 from ..problem.packed_pages import (
     are_packed,
     as_packed,
@@ -55,10 +55,13 @@ class PageLayout(Enum):
     ) -> tuple[Tensor, Tensor]:
         """Pages of keys and of values that hold 0; ``hdim_v`` is hdim by default.
 
-        Raises ``ValueError`` for packed pages whose sizes are no multiples of x.
+        Raises ``TypeError`` or ``ValueError`` for what is no size, and for packed pages whose sizes
+        are no multiples of x.
         """
         dtype = torch.get_default_dtype() if dtype is None else dtype
         hdims = hdim, hdim if hdim_v is None else hdim_v
+        check_counts(num_pages=num_pages, page_size=page_size, heads=heads)
+        check_counts(hdim=hdims[0], hdim_v=hdims[1])
         if self is PageLayout.PACKED:
             check_whole_pieces(page_size, hdim, dtype)
             shapes = packed_shapes(num_pages, page_size, heads, hdims, dtype)

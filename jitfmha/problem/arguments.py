@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeGuard
 import torch
 from torch import Generator, Tensor
 
-from .checks import describe, refuse_unexpected
+from .checks import check_numbers, describe, refuse_unexpected
 from .features import Feature
 from .mask import INT64_MAX, OPEN_WINDOW, Mask
 from .packed_rows import sequences_of_rows
@@ -420,9 +420,7 @@ def gather_dropout(
         raise ValueError(
             f"generator={generator!r} cannot be combined with rng_state, which is drawn already"
         )
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)):
-        given = f"{type(dropout_p).__name__} ({dropout_p!r})"
-        raise TypeError(f"dropout_p must be a number, got {given}")
+    check_numbers(dropout_p=dropout_p)
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p={dropout_p!r} must be at least 0 and less than 1")
     return None if dropout_p == 0 else Dropout(float(dropout_p), rng_state)

@@ -33,6 +33,21 @@ def check_ints(**numbers: object) -> None:
             raise TypeError(f"{name} must be an int, got {type(value).__name__} ({value!r})")
 
 
+def check_counts(least: int = 0, /, **numbers: int) -> None:
+    """Raise ``TypeError`` for what is not an int, and ``ValueError`` for less than ``least``."""
+    check_ints(**numbers)
+    for name, value in numbers.items():
+        if value < least:
+            raise ValueError(f"{name}={value} must be at least {least}")
+
+
+def check_numbers(**numbers: object) -> None:
+    """Raise ``TypeError`` for what is neither an int nor a float."""
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name} must be a number, got {type(value).__name__} ({value!r})")
+
+
 # What the same is called elsewhere, in SDPA first of all.
 _MEANT = {
     "causal": 'mask="causal"',

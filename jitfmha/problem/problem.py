@@ -25,6 +25,7 @@ from .checks import (
     check_given,
     check_last_dimension,
     check_layout,
+    check_numbers,
     check_prefix_sums,
     not_a_tensor,
 )
@@ -707,11 +708,7 @@ def check_bf16_cvt(bf16_cvt: str) -> Bf16Cvt:
 
 def check_softmax_scale(softmax_scale: float) -> float:
     """``softmax_scale`` as a float; the kernels need it finite and > 0, also as float32."""
-    if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float)):
-        raise TypeError(
-            f"softmax_scale must be a number, got {type(softmax_scale).__name__} "
-            f"({softmax_scale!r})"
-        )
+    check_numbers(softmax_scale=softmax_scale)
     try:
         as_float32 = ctypes.c_float(softmax_scale).value
     except OverflowError:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from .checks import check_given
+from .checks import check_given, check_numbers
 from .dtypes import DTYPE_NAMES, out_dtype_of
 from .features import Feature
 from .mask import INT64_MAX, Mask
@@ -168,9 +168,8 @@ def _check_sink(sink: Tensor, beside: Beside) -> None:
 _LARGEST_SOFTCAP = 2.0**100
 
 
-def _checked_softcap(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"logit_softcap must be a number, got {type(value).__name__} ({value!r})")
+def _checked_softcap(value: float) -> float:
+    check_numbers(logit_softcap=value)
     if not 0 <= value <= _LARGEST_SOFTCAP or 0 < value < 1 / _LARGEST_SOFTCAP:
         raise ValueError(f"logit_softcap={value!r} must be 0 (off) or between 2**-100 and 2**100")
     return float(value)

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ..problem.checks import check_all_beside, not_a_tensor
+from ..problem.checks import check_all_beside, check_numbers, not_a_tensor
 from ..problem.dtypes import DTYPE_NAMES, FP8_NAMES, TORCH_DTYPES
 
 Kind = Literal["softmax", "rms_norm", "layer_norm"]
@@ -127,10 +127,9 @@ def traits_of(arguments: RowArguments) -> RowTraits:
 LARGEST_EPS = torch.finfo(torch.float32).max
 
 
-def check_eps(eps: object) -> None:
+def check_eps(eps: float) -> None:
     """Raise ``TypeError`` or ``ValueError`` where it is none of a norm."""
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
-        raise TypeError(f"eps must be a float, got {type(eps).__name__} ({eps!r})")
+    check_numbers(eps=eps)
     if not 0 <= eps <= LARGEST_EPS:
         raise ValueError(f"eps is {eps}; it must be at least 0, and finite in float32")
 
