@@ -19,7 +19,7 @@ from ..call.interface import explain, fmha_fwd
 from ..planning.target import AmdTarget, Target
 from ..problem.dtypes import DTYPE_NAMES
 from .exit_codes import FAILED, OK
-from .output import print_json, progress, show, table
+from .output import fields, print_json, progress, show
 
 _HDIM = 128
 _RAGGED_HEADS_PER_KEY_HEAD = 4
@@ -62,7 +62,7 @@ class DemoResult:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run both problems and print the table."""
+    """Run both problems and print what came of them."""
     device, target = _served_device()
     progress(f"target: {target}, {torch.get_num_threads()} threads")
     is_emulated = isinstance(target, AmdTarget) and target.has_host_memory
@@ -98,17 +98,17 @@ def _served_device() -> tuple[torch.device, Target]:
 
 
 def _print(results: list[DemoResult]) -> None:
-    rows = [
-        (
-            *(x.problem, x.kernel),
-            "in the cache" if x.build_seconds is None else f"{x.build_seconds:.1f} s",
-            *(f"{x.milliseconds:.1f}", f"{x.gflops:.0f}", f"{x.sdpa_milliseconds:.1f}"),
-            *(f"{x.error:.1e}", f"{x.sdpa_error:.1e}", "yes" if x.verified else "NO"),
-        )
-        for x in results
-    ]
-    figures = ("build", "warm ms", "GFLOP/s", "SDPA ms", "error", "SDPA's", "verified")
-    show(table(("problem", "kernel", *figures), rows))
+    for x in results:
+        built = "in the cache" if x.build_seconds is None else f"built in {x.build_seconds:.1f} s"
+        ours, sdpas = f"{x.milliseconds:.1f} ms", f"{x.sdpa_milliseconds:.1f} ms"
+        pairs = [
+            ("problem", x.problem),
+            ("kernel", f"{x.kernel}, {built}"),
+            ("warm", f"{ours}, {x.gflops:.0f} GFLOP/s; SDPA {sdpas}"),
+            ("error", f"{x.error:.1e}; SDPA's {x.sdpa_error:.1e}"),
+            ("verified", "yes" if x.verified else "NO"),
+        ]
+        show(fields(pairs) + "\n")
 
 
 def _batch_problem(sizes: DemoSizes, dtype: torch.dtype, device: torch.device) -> DemoResult:

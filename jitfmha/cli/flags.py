@@ -155,8 +155,8 @@ def _add_demo(commands: Any) -> None:
         "demo",
         "build, run, verify and time two problems of real size",
         "Detect the target, build what is missing, run a batch and a ragged causal problem, "
-        "compare with torch's scaled_dot_product_attention, and print a table. The exit code is 1 "
-        "when a result is wrong: when its error is over twice SDPA's.",
+        "compare with torch's scaled_dot_product_attention, and print what both take. The exit "
+        "code is 1 when a result is wrong: when its error is over twice SDPA's.",
     )
     parser.add_argument("--dtype", default="bf16", choices=["fp32", "bf16", "fp16"])
 
