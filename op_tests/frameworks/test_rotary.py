@@ -169,3 +169,34 @@ def test_errors(rng):
     ]:
         with refused(error, *texts):
             apply(**{"x": x, "cos": cos, "sin": sin, **changes})
+
+
+def test_errors_of_a_layer(rng):
+    """They were torch's, or wrong angles, or came when q was rotated already."""
+    layer: Any = rotary.RotaryEmbedding
+    for given, error, texts in [
+        ((-2,), ValueError, ["dim=-2"]),
+        ((3,), ValueError, ["dim=3"]),
+        (("4",), TypeError, ["dim", "'4'"]),
+        ((4, 0.0), ValueError, ["base=0.0"]),
+        ((4, "1"), TypeError, ["base", "'1'"]),
+        ((4, 10**400), ValueError, ["base=1000"]),
+        ((4, 10.0, 2), ValueError, ["interleaved=2"]),
+        ((4, 10.0, False, float("nan")), ValueError, ["scale_base=nan"]),
+    ]:
+        with refused(error, *texts):
+            layer(*given)
+    for dtype in (torch.bool, torch.uint8, torch.float8_e4m3fn):
+        with refused(TypeError, "x has dtype", str(dtype)):
+            rotary.rotate_half(torch.zeros(2).to(dtype))
+    (cos, sin), turns = tables(rng), layer(WIDTH)
+    qkv = torch.randn(1, 5, 3, 2, HDIM, generator=rng)
+    q, before = qkv[:, :, 0], qkv.clone()
+    for call in (
+        lambda: rotary.apply_rotary_emb_qkv_(qkv, cos, sin, cos[:3], sin[:3]),
+        lambda: turns(q, qkv[:, :, 1:, 0]),
+        lambda: turns(q, qkv[:, :, :2].repeat(1, 2, 1, 1, 1)),
+    ):
+        with refused(ValueError):
+            call()
+        assert torch.equal(qkv, before)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...layers.peer_values import as_flag, as_int
-from ...problem.checks import check_layout, describe, not_a_tensor, with_clear_errors
+from ...layers.peer_values import as_flag, as_int, as_number
+from ...problem.checks import describe, with_clear_errors
 from ...problem.memory import overlaps_itself
-from ..ops.triton.rotary import DTYPES, apply_rotary
+from ..ops.triton.rotary import apply_rotary, check_floating, rotate_all
 
 __all__ = [
     "RotaryEmbedding",
@@ -29,11 +29,9 @@ def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:
     """``x (..., d)``, every pair ``(a, b)`` of it as ``(-b, a)``; pairs as of ``apply_rotary``.
 
     Raises:
-        TypeError, ValueError: x is no tensor, or d is odd.
+        TypeError, ValueError: x is no tensor of floating-point numbers, or d is odd.
     """
-    if not isinstance(x, Tensor):
-        raise not_a_tensor("x", x)
-    check_layout("x", x)
+    check_floating("x", x)
     if x.dim() == 0 or x.shape[-1] % 2:
         raise ValueError(f"x is {describe(x)}; expected an even last dimension")
     if as_flag("interleaved", interleaved):
@@ -56,9 +54,7 @@ def apply_rotary_emb_torch(
     """
     interleaved = as_flag("interleaved", interleaved)
     for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
-        if not isinstance(tensor, Tensor):
-            raise not_a_tensor(name, tensor)
-        check_layout(name, tensor)
+        check_floating(name, tensor)
         if tensor.device != x.device:
             raise ValueError(f"{name} is on {tensor.device}, x on {x.device}")
     shape = x.shape[:2] if cos.dim() == 3 else x.shape[1:2]
@@ -139,8 +135,8 @@ def apply_rotary_emb_qkv_(
     """
     qkv = _writable("qkv", qkv, (4, 5))
     for name, table in (("cos_k", cos_k), ("sin_k", sin_k)):
-        if isinstance(table, Tensor):
-            check_layout(name, table)
+        if table is not None:
+            check_floating(name, table)
     if qkv.dim() == 5:
         if qkv.shape[2] != 3:
             raise ValueError(f"qkv is {describe(qkv)}; expected (b, s, 3, h, hdim)")
@@ -154,10 +150,8 @@ def apply_rotary_emb_qkv_(
                 "(b, s, hq + 2 * hk, hdim)"
             )
         q, k = qkv[:, :, :heads_q], qkv[:, :, heads_q : (heads + heads_q) // 2]
-    options = {"seqlen_offsets": seqlen_offsets, "interleaved": interleaved, "inplace": True}
-    of_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
-    for x, tables in ((q, (cos, sin)), (k, of_k)):
-        apply_rotary(x, *tables, **options)  # type: ignore[arg-type]  # of several types
+    of_k = k, cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
+    rotate_all((q, cos, sin), of_k, seqlen_offsets=seqlen_offsets, interleaved=interleaved)
     return qkv
 
 
@@ -170,26 +164,21 @@ def apply_rotary_emb_kv_(
     seqlen_offsets: int | Tensor = 0,
 ) -> Tensor:
     """Rotate k of ``kv (b, s, 2, h, hdim)``; otherwise as :func:`apply_rotary_emb_qkv_`."""
+    kv = _writable_kv(kv)
+    of_k = kv[:, :, 0], cos, sin
+    rotate_all(of_k, seqlen_offsets=seqlen_offsets, interleaved=interleaved)
+    return kv
+
+
+def _writable_kv(kv: Tensor) -> Tensor:
     kv = _writable("kv", kv, (5,))
     if kv.shape[2] != 2:
         raise ValueError(f"kv is {describe(kv)}; expected (b, s, 2, h, hdim)")
-    apply_rotary(
-        kv[:, :, 0],
-        cos,
-        sin,
-        seqlen_offsets=seqlen_offsets,
-        interleaved=interleaved,
-        inplace=True,
-    )
     return kv
 
 
 def _writable(name: str, x: Tensor, dimensions: tuple[int, ...]) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise not_a_tensor(name, x)
-    check_layout(name, x)
-    if x.dtype not in DTYPES:
-        raise TypeError(f"{name} has dtype {x.dtype}; expected one of {DTYPES}")
+    check_floating(name, x)
     if x.dim() not in dimensions:
         expected = " or ".join(map(str, dimensions))
         raise ValueError(f"{name} is {describe(x)}; expected {expected} dimensions")
@@ -208,6 +197,9 @@ class RotaryEmbedding(torch.nn.Module):
         scale_base: how many positions change the size of queries by a factor that is there once;
             keys have its inverse. None is off.
         device: where the buffers are.
+
+    Raises:
+        TypeError, ValueError: dim is not even, or below 0; base or scale_base is not above 0.
     """
 
     inv_freq: Tensor
@@ -222,8 +214,14 @@ class RotaryEmbedding(torch.nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        dim = as_int("dim", dim)
+        if dim < 0 or dim % 2:
+            raise ValueError(f"dim={dim!r}; expected an even number from 0 on")
+        for name, size in (("base", base), ("scale_base", 1 if scale_base is None else scale_base)):
+            if not 0 < as_number(name, size) <= torch.finfo(torch.float32).max:
+                raise ValueError(f"{name}={size!r}; expected a number above 0, within float32")
         self.dim, self.base = dim, float(base)
-        self.interleaved, self.scale_base = interleaved, scale_base
+        self.interleaved, self.scale_base = as_flag("interleaved", interleaved), scale_base
         self.register_buffer("inv_freq", self._inverse_wavelengths(device), persistent=False)
         places = torch.arange(0, dim, 2, device=device, dtype=torch.float32)
         scale = None if scale_base is None else (places + 0.4 * dim) / (1.4 * dim)
@@ -302,5 +300,9 @@ class RotaryEmbedding(torch.nn.Module):
             return apply_rotary_emb_qkv_(
                 *(qkv, cos, sin, cos_k, sin_k, self.interleaved, seqlen_offset, num_heads_q)
             )
-        apply_rotary_emb(qkv, cos, sin, self.interleaved, True, seqlen_offset)
-        return qkv, apply_rotary_emb_kv_(kv, cos_k, sin_k, self.interleaved, seqlen_offset)
+        kv = _writable_kv(kv)
+        of_k = kv[:, :, 0], cos_k, sin_k
+        rotate_all(
+            *((qkv, cos, sin), of_k), seqlen_offsets=seqlen_offset, interleaved=self.interleaved
+        )
+        return qkv, kv

@@ -60,13 +60,48 @@ def apply_rotary(
         TypeError, ValueError: an argument breaks a rule; the text names it and its value. Whether
             ``cos`` has all positions is looked at on the CPU only.
     """
+    if max_seqlen is not None:
+        as_int("max_seqlen", max_seqlen)
+    turned = _turned(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, conjugate)
+    if not as_flag("inplace", inplace):
+        return torch.cat([turned, x[..., turned.shape[-1] :]], dim=-1)
+    if overlaps_itself(x):
+        raise ValueError(f"x has strides {x.stride()}; several of its elements are one")
+    write_values(x[..., : turned.shape[-1]], turned)
+    return x
+
+
+def rotate_all(
+    *given: tuple[Tensor, Tensor, Tensor], seqlen_offsets: int | Tensor, interleaved: bool
+) -> None:
+    """Rotate each x of ``(x, cos, sin)`` in place; where one is refused, none is written."""
+    turned = [_turned(*each, seqlen_offsets, None, interleaved, False) for each in given]
+    for (x, _, _), result in zip(given, turned, strict=True):
+        write_values(x[..., : result.shape[-1]], result)
+
+
+def check_floating(name: str, x: object) -> None:
+    """Raise ``TypeError`` for what is no tensor of numbers that can be rotated."""
+    if not isinstance(x, Tensor):
+        raise not_a_tensor(name, x)
+    check_layout(name, x)
+    if x.dtype not in DTYPES:
+        raise TypeError(f"{name} has dtype {x.dtype}; expected one of {DTYPES}")
+
+
+def _turned(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    seqlen_offsets: int | Tensor,
+    cu_seqlens: Tensor | None,
+    interleaved: bool,
+    conjugate: bool,
+) -> Tensor:
+    """What the elements that are rotated become."""
     dimensions = 4 if cu_seqlens is None else 3
     for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
-        if not isinstance(tensor, Tensor):
-            raise not_a_tensor(name, tensor)
-        check_layout(name, tensor)
-        if tensor.dtype not in DTYPES:
-            raise TypeError(f"{name} has dtype {tensor.dtype}; expected one of {DTYPES}")
+        check_floating(name, tensor)
         if tensor.device != x.device:
             raise ValueError(f"{name} is on {tensor.device}, x on {x.device}")
         expected = dimensions if name == "x" else 2
@@ -79,8 +114,6 @@ def apply_rotary(
             "(seqlen_ro, rotary_dim / 2), with a rotary_dim of at most the hdim of x, which is "
             f"{x.shape[-1]}"
         )
-    if max_seqlen is not None:
-        as_int("max_seqlen", max_seqlen)
     position = _positions(x, seqlen_offsets, cu_seqlens)
     if can_be_read(position) and position.numel():
         first, last = int(position.min()), int(position.max())
@@ -99,12 +132,7 @@ def apply_rotary(
     else:
         a, b = turned.chunk(2, dim=-1)
         turned = torch.cat([a * c - b * s, a * s + b * c], dim=-1)
-    if as_flag("inplace", inplace):
-        if overlaps_itself(x):
-            raise ValueError(f"x has strides {x.stride()}; several of its elements are one")
-        write_values(x[..., :width], turned.to(x.dtype))
-        return x
-    return torch.cat([turned.to(x.dtype), x[..., width:]], dim=-1)
+    return turned.to(x.dtype)
 
 
 def _positions(x: Tensor, seqlen_offsets: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
