@@ -15,6 +15,7 @@ from inputs import DTYPES, prefix_sums
 from packed_pages import packed_keys, packed_values
 from refusals import refused, values
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from untyped import flash_attn_varlen_func, flash_attn_with_kvcache, fmha_fwd
 
 from jitfmha import emulate
@@ -484,6 +485,31 @@ def test_compiled(rng, where):
         written = [x.clone() for x in caches]
         results.append([*function(it.q, *written, *rest, **options), *written])
     torch.testing.assert_close(results[1], results[0], equal_nan=True)
+
+
+@pytest.mark.parametrize("where", ["rows", "cache_leftpad", "cache_batch_idx", "block_table"])
+@pytest.mark.parametrize("way", ["real", "symbolic", "functional"])
+def test_recorded(rng, way, where):
+    """What make_fx recorded serves other lengths: it kept those that it saw as constants, or failed
+    as a step of compiled code does not; transforms without values were asked for them.
+    """
+    it = Decoding.random(rng, [5, 17, 33], 2)
+    caches, options = [it.k_cache, it.v_cache], {}
+    if where == "block_table":
+        *caches, options["block_table"] = in_pages(rng, *caches, 16)
+    elif where != "rows":
+        options[where] = torch.tensor([2, 0, 1], dtype=torch.int32)
+
+    def attend(q: Tensor, seqlens: Tensor) -> Any:
+        given = {"cache_seqlens": seqlens, "causal": True, "return_softmax_lse": True}
+        return flash_attn_with_kvcache(q, *caches, **given, **options)
+
+    recorded = torch.func.functionalize(attend)
+    if way != "functional":
+        mode = {"tracing_mode": way, "_allow_non_fake_inputs": True}
+        recorded = make_fx(attend, **mode)(it.q, it.seqlens)
+    others = it.seqlens.flip(0)
+    torch.testing.assert_close(recorded(it.q, others), attend(it.q, others))
 
 
 TABLE, COS = torch.zeros(2, 1, dtype=torch.int32), torch.ones(9, 4)

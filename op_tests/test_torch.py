@@ -12,7 +12,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
-from untyped import explain, fmha_bwd, fmha_fwd
+from untyped import explain, flash_attn_with_kvcache, fmha_bwd, fmha_fwd
+
+import jitfmha
+from jitfmha.aiter import reshape_and_cache_flash
 
 
 def packed_qkv(rng: torch.Generator) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -372,3 +375,25 @@ def test_jit_trace_is_refused(rng, requires_grad):
     with pytest.raises(NotImplementedError, match=r"torch\.jit\.trace .* use\s+torch\.export"):
         torch.jit.trace(lambda *x: fmha_fwd(*x), (q, k, v))
     assert fmha_fwd(q, k, v).shape == q.shape
+
+
+CACHE, ROWS, LENGTHS = torch.zeros(3, 4, 2, 16), torch.zeros(3, 4, 16), torch.zeros(3).int()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: jitfmha.rms_norm(x, out_dtype=torch.int8),
+        lambda x: jitfmha.qk_norm_rope_cache(x, q_weight=ROWS[0, 0]),
+        lambda x: flash_attn_with_kvcache(x[:, None], CACHE, CACHE, cache_seqlens=LENGTHS),
+        lambda x: reshape_and_cache_flash(
+            *(x[:, :2], x[:, :2], CACHE, CACHE, LENGTHS.long(), "auto"), *[LENGTHS[:1].float()] * 2
+        ),
+    ],
+    ids=["rows", "heads", "cache", "written"],
+)
+def test_jit_trace_of_others_is_refused(call):
+    """It recorded results that nobody writes, or said that a length is no int."""
+    with pytest.raises(NotImplementedError, match=r"torch\.jit\.trace"):
+        torch.jit.trace(call, (ROWS,), check_trace=False)

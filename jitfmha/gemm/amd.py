@@ -18,6 +18,7 @@ from ..kernels.compiled.device_spec import device_spec
 from ..kernels.estimate import machine_of
 from ..kernels.struct_launcher import StructLauncher
 from ..planning.target import AmdTarget
+from ..problem.checks import refuse_jit_trace
 from ..problem.dtypes import BF8_NAMES, DTYPE_NAMES, FP8_NAMES
 from .problem import MatmulArguments, Product
 
@@ -375,6 +376,7 @@ def amd_product(arguments: MatmulArguments, product: Product, target: AmdTarget)
     Raises ``NotImplementedError`` where the chip has no such numbers; what is returned raises
     ``jitfmha.HipError`` where the HIP runtime refuses the launch.
     """
+    refuse_jit_trace()
     (kernel, work), shape = planned_product(arguments, product, target), product.shape
     tile, out_dtype = kernel.tile, kernel.out_dtype
     if not torch.Size(shape).numel():

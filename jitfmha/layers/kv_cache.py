@@ -472,11 +472,11 @@ class _Step:
 
     def _starts_of(self, seqlen: int, x: Tensor) -> Tensor:
         """Where sequences of one length start; on a host they are kept."""
+        if not self._can_read:  # in a trace seqlen may be no number yet
+            return starts_in_batch(self._batch, seqlen, x.device)
         starts = self._starts.get(seqlen)
         if starts is None:
-            starts = starts_in_batch(self._batch, seqlen, x.device)
-            if self._can_read:
-                self._starts[seqlen] = starts
+            starts = self._starts[seqlen] = starts_in_batch(self._batch, seqlen, x.device)
         return starts
 
     def _where_keys_lie(self, call: _Call) -> _WhereKeysLie:
@@ -486,7 +486,7 @@ class _Step:
             contiguous = table if table.stride(-1) == 1 else table.contiguous()
             return _as_given(call, None, contiguous)
         # Rows start where the first sequence does, which a trace does not know.
-        if self._is_in_rows and (pads is None or not torch.compiler.is_compiling()):
+        if self._is_in_rows and (pads is None or self._can_read or not call.k_cache.is_cpu):
             return self._rows(call)
         if pads is None:  # each sequence is one page
             return _as_given(call, None, call.sequences[:, None].int())

@@ -110,7 +110,8 @@ def with_clear_errors(function: Callable[P, R]) -> Callable[P, R]:
     """The function; where it fails, what Python and torch say less clearly is looked for.
 
     A keyword that it lacks ends in a ``TypeError`` that says which may be meant, as does a sparse
-    or nested tensor, wherever the function or torch came to grief over it. (A ``**unexpected`` in
+    or nested tensor, wherever the function or torch came to grief over it, and in torch.jit.trace a
+    length, for which a tensor stands. (A ``**unexpected`` in
     its signature would do for keywords, but libraries read the signatures of flash-attn's and
     AITER's functions to find out what these take.)
     """
@@ -120,6 +121,8 @@ def with_clear_errors(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*arguments, **named)
         except Exception as error:
+            if not isinstance(error, NotImplementedError):
+                refuse_jit_trace()
             code = inspect.unwrap(function).__code__
             known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             unknown = [name for name in named if name not in known]
@@ -143,6 +146,20 @@ def _known_by_synonym(known: Collection[str]) -> dict[str, str]:
         if meant is not None:
             found |= dict.fromkeys(names, meant)
     return found
+
+
+def refuse_jit_trace() -> None:
+    """Raise ``NotImplementedError`` where torch.jit.trace records.
+
+    It would keep the results for the example inputs as constants, or memory that nobody has
+    written. No call gets past a first one of its kind: what stands for a length while it records is
+    equal to none of an earlier call.
+    """
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        raise NotImplementedError(
+            "torch.jit.trace does not see this call, and would keep its result as a constant; use "
+            "torch.export or torch.compile"
+        )
 
 
 def not_a_tensor(name: str, value: object) -> TypeError:

@@ -28,6 +28,7 @@ from .checks import (
     check_numbers,
     check_prefix_sums,
     not_a_tensor,
+    refuse_jit_trace,
 )
 from .dropout import check_rng_state
 from .dtypes import (
@@ -53,7 +54,6 @@ from .packed_pages import (
 )
 from .page_lists import are_lists, pages_of_sequences
 from .score_features import SCORE_FEATURES, AskedModifiers, Beside, asked_modifiers, check_modifiers
-from .torch_parts import is_recorded_by_jit_trace
 from .unevenness import halves_of_mean
 
 Mode = Literal["gm0", "gm1"]
@@ -334,13 +334,7 @@ def make_problem(arguments: Arguments) -> Problem:
     Raises ``TypeError`` or ``ValueError`` naming the argument and its value, and
     ``NotImplementedError`` where torch.jit.trace records.
     """
-    if is_recorded_by_jit_trace():
-        # It would keep the results for the example inputs as constants. No call gets past this one:
-        # what stands for a length while it records is equal to none of an earlier call.
-        raise NotImplementedError(
-            "torch.jit.trace does not see this call, and would keep its result as a constant; use "
-            "torch.export or torch.compile"
-        )
+    refuse_jit_trace()
     for check in CHECKS["kind"]:
         check(arguments)
     sizes = check_sizes(arguments)

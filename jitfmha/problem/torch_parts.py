@@ -41,9 +41,6 @@ is_any_autocast_enabled: Callable[[], bool] = _part(
     "_C._is_any_autocast_enabled",
     lambda: torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
 )
-is_recorded_by_jit_trace: Callable[[], bool] = _part(
-    "_C._is_tracing", _part("jit.is_tracing", None)
-)
 
 
 PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
@@ -108,19 +105,33 @@ def is_any_of_subclass(*optional: object) -> bool:
 
 _FakeTensor: Any = _part("_subclasses.FakeTensor", ())
 _is_batched: Callable[[Tensor], bool] = _part("_C._functorch.is_batchedtensor", lambda _: False)
+_PROXY: Any = _part("_C._TorchDispatchModeKey.PROXY", None)
+_mode_of: Callable[[Any], Any] = _part("_C._get_dispatch_mode", lambda _: None)
+_is_functional: Callable[[Tensor], bool] = _part(
+    "_C._functorch.is_functionaltensor", lambda _: False
+)
 
 
 def can_be_read(x: Tensor) -> bool:
     """Whether a check may look at values: not on a GPU, which it would wait for.
 
-    Nor in a trace, of fake tensors, which have none, and of those of many examples of a vmap.
+    Nor in a trace, also one of real tensors, which would keep what was read; of fake and functional
+    tensors, which have none; and of those of many examples of a vmap.
     """
     return (
         x.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and not isinstance(x, _FakeTensor)
         and not _is_batched(x)
+        and not _is_functional(x)
+        and not _is_recorded()
     )
+
+
+def _is_recorded() -> bool:
+    """Whether ``make_fx`` records operations."""
+    has_modes = number_of_dispatch_modes() != 0 and _PROXY is not None
+    return has_modes and _mode_of(_PROXY) is not None
 
 
 def is_profiled() -> bool:

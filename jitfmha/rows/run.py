@@ -11,6 +11,7 @@ from torch import Tensor
 from ..call.detection import target_of
 from ..call.known_calls import Run, keeps_calls
 from ..planning.target import AmdTarget, CpuTarget
+from ..problem.checks import refuse_jit_trace
 from ..problem.memory import HUGE_PAGES_FROM_BYTES, request_huge_pages
 from ..problem.problem import Direction
 from .amd import MOST_STRIDE, AmdRows, LoadedRows
@@ -43,6 +44,7 @@ class _Kernel:
         eps: float,
         wanted: int = 0,
     ) -> None:
+        refuse_jit_trace()
         x = tensors[0]
         assert x is not None
         self.rows, self._columns = x.shape[:-1].numel(), x.shape[-1]

@@ -14,6 +14,7 @@ from torch.autograd.graph import increment_version
 from ...call.detection import target_of
 from ...call.known_calls import Run, keeps_calls
 from ...planning.target import AmdTarget
+from ...problem.checks import refuse_jit_trace
 from ...problem.memory import Apart
 from ...problem.packed_pages import (
     are_packed,
@@ -35,6 +36,7 @@ def prepared_heads(arguments: HeadArguments) -> Run:
 
     Raises what ``traits_of`` does, and ``jitfmha.BuildError`` where the kernel does not compile.
     """
+    refuse_jit_trace()
     traits = traits_of(arguments)
     apart = _places_apart(arguments)
     copies = _with_copies(arguments.tensors, apart)
