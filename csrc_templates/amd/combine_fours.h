@@ -2,22 +2,22 @@
 // Its grid is that of the other kernel with as many workgroups in place of splits as these are
 // divided among (combining_workgroups in launcher/forward.h).
 //
-// Included after Thread, whose first_column_of(n) is that of four n of a block, and row_of_block().
+// Included after Thread, whose first_column_of(n) is that of four n of a block, row_of_block(), and
+// kFew: more splits than a wave has room for at once are taken by all of them together.
 #pragma once
 
 #include "split_fours.h"
 
 // Of more splits than kFew each wave takes every kWaves-th of two fours, of fewer all of fours of
-// its own: of wide rows four, or there would be more workgroups than run at a time.
-constexpr int kFew = 16;
+// its own: of wide rows two, or there would be more workgroups than run at a time.
 constexpr bool kAreWide = kBlockFours > 16;
-constexpr int kFewOfWave = kAreWide ? 4 : 1;
+constexpr int kFewOfWave = kAreWide ? 2 : 1;
 constexpr int kCombinedFours = 2, kFewFours = kAreWide ? kFewOfWave * kWaves : kCombinedFours;
 // The results of so many splits are on their way together, since a round of loads takes longer than
 // what is made of it; but those of splits that are not there take their turn too. Of wide rows
 // there is room for more workgroups in place of more.
-constexpr int kMostAtOnce = kAreWide ? 8 : 16, kMostOfFew = kAreWide ? 4 : 16;
-constexpr int of_few(int count) { return count < kMostOfFew ? count : kMostOfFew; }
+constexpr int kMostAtOnce = kAreWide ? 8 : 16;
+constexpr int of_few(int count) { return count < kFew ? count : kFew; }
 
 // A row of all waves together, and what each wave's output of it is multiplied with.
 struct RowOfWaves {
@@ -190,7 +190,7 @@ __device__ inline void combine_few(const CompiledArguments& arguments, const Thr
                                                      thread, own.has_row);
   const auto find_row = [&]() __attribute__((always_inline)) { own.find_row(arguments, thread); };
   CombinedFours<kFewOfWave> all;
-  if (own.splits.count > 12) all.take<of_few(kFew)>(from, find_row);
+  if (own.splits.count > 12) all.take<kFew>(from, find_row);
   else if (own.splits.count > 8) all.take<of_few(12)>(from, find_row);
   else if (own.splits.count > 4) all.take<of_few(8)>(from, find_row);
   else all.take<4>(from, find_row);
@@ -210,7 +210,8 @@ __device__ inline void combine_many(const CompiledArguments& arguments, Lds<Comb
   CombinedFours<kCombinedFours> made;
   if (own.splits.count > 8 * kWaves) made.take<kMostAtOnce>(from, find_row);
   else if (own.splits.count > 4 * kWaves) made.take<8>(from, find_row);
-  else made.take<4>(from, find_row);
+  else if (!kAreWide || own.splits.count > 2 * kWaves) made.take<4>(from, find_row);
+  else made.take<2>(from, find_row);
 #pragma unroll
   for (int i = 0; i < kCombinedFours; ++i)
     shared->fours[thread.wave][i][thread.lane] = made.output[i];

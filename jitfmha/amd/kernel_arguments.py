@@ -27,6 +27,10 @@ from ..problem.score_features import NUMBER_FEATURES, TENSOR_FEATURES
 
 Abi = Literal["aiter", "jitfmha"]
 
+# Of more splits of latents a workgroup of `combine` takes fewer columns, which all of its waves
+# make together: a wave has room for so many at once beside the columns of its own.
+FEW_SPLITS = 8
+
 # Strides count bytes: Seqs between tokens, Hs between heads, Bs between batches.
 AITER_ARGUMENTS = SharedStruct(
     "AiterArguments",

@@ -28,6 +28,7 @@ from ..amd.kernel_arguments import (
     BACKWARD_ARGUMENTS,
     COMPILED_ARGUMENTS,
     DIVISOR,
+    FEW_SPLITS,
     GRADIENT_TENSORS,
     JITFMHA_ARGUMENTS,
     MODIFIERS,
@@ -256,7 +257,8 @@ def launcher_sources(kinds: Sequence[LauncherKind], *, suffix: str, linkage: str
     kinds have the ``suffix``; the declarations of their functions begin with ``linkage``.
     """
     structs = dict.fromkeys(x for kind in kinds for x in _STRUCTS[kind.direction, kind.block])
-    files = {"structs.h": jit.render(f"{_FOLDER}/structs.h.in", {"structs": cpp_of(structs)})}
+    shared = {"structs": cpp_of(structs), "few_splits": FEW_SPLITS}
+    files = {"structs.h": jit.render(f"{_FOLDER}/structs.h.in", shared)}
     for kind in kinds:
         arches = [each.arch for each in kinds if each.name == kind.name]
         files[f"{kind.name}{suffix}"] = _rendered(kind, " and ".join(arches), linkage)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..amd.kernel_arguments import FEW_SPLITS
 from ..call.record import (
     FILE,
     INTERFACES,
@@ -422,7 +423,7 @@ def _combining_workgroups(row: Mapping[str, Any], splits: int, slices: int) -> i
     waves, rows, columns = row["threads"] // 64, row["ts_qo"], row["hdim_v"]
     if rows >= 32 * waves:
         return int(waves * slices)
-    fours = 4 * waves if splits <= 16 and columns > 256 else 2
+    fours = 2 * waves if splits <= FEW_SPLITS and columns > 256 else 2
     return int(rows // 16 * -(-4 * -(-columns // 64) // fours))
 
 

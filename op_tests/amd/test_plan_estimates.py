@@ -21,7 +21,7 @@ from jitfmha.kernels.compiled.traits import forward_tile
 from jitfmha.kernels.cycles import kernel_cycles
 from jitfmha.kernels.estimate import lengths_of
 from jitfmha.kernels.launch_estimate import ForwardEstimate, KernelCycles, Machine
-from jitfmha.kernels.ready.combine_estimate import combine_seconds
+from jitfmha.kernels.ready.combine_estimate import combine_fours_seconds, combine_seconds
 from jitfmha.kernels.ready.key_split import KeySplit
 from jitfmha.problem.arguments import Arguments
 from jitfmha.problem.problem import make_problem
@@ -329,3 +329,9 @@ def test_of_tiles_the_rows_that_there_are_take_time_to_combine():
         assert seconds == combine_seconds(replace(whole, ts_qo=32), rows, 4)
         assert seconds > combine_seconds(whole, rows - 1, 4)
     assert combine_seconds(whole, 256, 1) == 0
+
+
+def test_splits_that_are_not_loaded_at_once_take_a_round_more():
+    few_bytes = KeySplit(1, 16, 304, 64, 1, 1, 0.0)
+    seconds = [combine_fours_seconds(few_bytes, 8, n, 32, 64, 304, 1e-6) for n in (64, 65, 128)]
+    assert seconds[1] - seconds[0] > 1e-6 > seconds[2] - seconds[1]

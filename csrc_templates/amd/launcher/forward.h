@@ -50,11 +50,10 @@ void set_forward(Arguments& args, const Call& call, const Tensors& tensors, cons
 template <class Call>
 std::int64_t combining_workgroups(const Kernel& kernel, const Call& call, std::int64_t num_splits,
                                   std::int64_t slices) {
-  constexpr std::int64_t kFew = 16;
   const std::int64_t waves = kernel.threads / 64;
   if (call.ts_qo >= 32 * waves) return waves * slices;
   const bool are_wide = call.hdim_v > 256;
-  const std::int64_t fours = num_splits <= kFew && are_wide ? 4 * waves : 2;
+  const std::int64_t fours = num_splits <= kFewSplits && are_wide ? 2 * waves : 2;
   return call.ts_qo / 16 * divided_up(4 * divided_up(call.hdim_v, 64), fours);
 }
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...amd.chips import Arch
-from ..ready.combine_estimate import combine_many_seconds
+from ..ready.combine_estimate import combine_fours_seconds
 from ..ready.key_split import MOST_SPLITS, ONE_SPLIT, KeySplit, Splits
 
 BLOCK_ROWS = 16
@@ -46,9 +46,10 @@ SPLIT_STEPS, WORTH_SPLITTING = 16, 0.99
 # Of what HBM takes for a tile that waves take, by the cost model, which some waves have and others
 # not: mostly these bring their last tiles meanwhile. Of 8 to 32 of 128 and 256 tiles 0.08 to 0.12.
 _OF_UNEVEN_TILES = 0.1
-# The splits that waves of the decode kernels combine at once (kMostAtOnce in
-# csrc_templates/amd/combine_fours.h).
-_COMBINED_AT_ONCE = 64
+# The splits that each wave of these kernels combines at once (kMostAtOnce in
+# csrc_templates/amd/combine_fours.h), and the waves of a unit that have registers for them.
+_COMBINED_AT_ONCE, _COMBINING_WAVES = 16, 8
+COMBINED_COLUMNS = 32  # of a workgroup
 # As many leading bits of a number of key tiles decide about splits.
 _LEADING = 1 << 4
 _MOST_BITS = 31
@@ -175,6 +176,7 @@ class StreamedSplits:
         computed: bytes a second that a unit attends to.
         drawn: those that come to it at most.
         streamed: those that HBM gives the GPU.
+        on_the_way: seconds from asking for results until they are there.
     """
 
     key_split: KeySplit
@@ -186,6 +188,7 @@ class StreamedSplits:
     computed: float
     drawn: float
     streamed: float
+    on_the_way: float
 
     @classmethod
     def of(
@@ -211,6 +214,7 @@ class StreamedSplits:
             keys.computed_of_unit(arch, ts_kv, blocks),
             keys.drawn_of_unit(arch, ts_kv, waves, blocks),
             streamed,
+            SECONDS_ON_THE_WAY[arch],
         )
 
     def splits(self, seqlen_q: int, tiles: int) -> Splits:
@@ -227,7 +231,7 @@ class StreamedSplits:
         num_splits = 1
         least = WORTH_SPLITTING * self.seconds(seqlen_q, counted, 1)
         for i in range(SPLIT_STEPS + 1 + _MOST_ROUNDS):
-            count = _COMBINED_AT_ONCE
+            count = _COMBINED_AT_ONCE * self.waves
             if i < SPLIT_STEPS:
                 count = (i + 1) * self.units // (SPLIT_STEPS * workgroups)
             elif i > SPLIT_STEPS:
@@ -280,7 +284,11 @@ class StreamedSplits:
     def combine_seconds(self, seqlen_q: int, num_splits: int) -> float:
         """What it takes to combine them."""
         rows = seqlen_q * self.rows_of_query
-        return combine_many_seconds(self.key_split, rows, num_splits, _COMBINED_AT_ONCE)
+        at_once = _COMBINED_AT_ONCE * self.waves
+        slots = self.units * (_COMBINING_WAVES // self.waves)
+        return combine_fours_seconds(
+            self.key_split, rows, num_splits, COMBINED_COLUMNS, at_once, slots, self.on_the_way
+        )
 
 
 def rounded_tiles(tiles: int) -> int:

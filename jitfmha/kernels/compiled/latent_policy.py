@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from math import ceil
 
 from ...amd.chips import Arch
-from ..ready.key_split import LAUNCH_GAP_SECONDS, ONE_SPLIT, KeySplit, Splits
+from ...amd.kernel_arguments import FEW_SPLITS
+from ..ready.combine_estimate import combine_fours_seconds
+from ..ready.key_split import ONE_SPLIT, KeySplit, Splits
 from .decode_policy import (
     BLOCK_ROWS,
+    COMBINED_COLUMNS,
     SECONDS_ON_THE_WAY,
     SPLIT_STEPS,
     WORTH_SPLITTING,
@@ -29,9 +32,10 @@ _TILE_SECONDS_OF_FOUR: dict[Arch, float] = {"gfx942": 1.58e-6, "gfx950": 1.01e-6
 _SPARE = 1.2
 # Of keys, before the first product (kAhead in csrc_templates/amd/latent_fwd.hip.in, and that one).
 _TILES_BEGUN = 3
-# How `combine` loads splits (csrc_templates/amd/combine_fours.h): of few a wave loads so many at
-# once, and of more all waves together.
-_FEW_SPLITS, _FEW_AT_ONCE, _MANY_AT_ONCE = 16, 4, 32
+# The splits that a workgroup combines at once (kMostAtOnce in csrc_templates/amd/combine_fours.h,
+# of each wave), and the workgroups of a unit that have registers for them.
+_LATENTS_AT_ONCE, _COMBINING_WORKGROUPS = 32, 4
+_FEW_SPLITS, _COLUMNS_OF_FEW = FEW_SPLITS, 128  # of a workgroup
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class StreamedLatents:
     """The splits of calls of latents, of one kernel, which HBM is busy with before all units are.
 
     Attributes:
+        units: compute units.
         tile_bytes: of a tile of keys.
         tile_seconds: that a workgroup takes for it.
         streamed: bytes a second that HBM gives the GPU.
@@ -46,6 +51,7 @@ class StreamedLatents:
     """
 
     key_split: KeySplit
+    units: int
     tile_bytes: int
     tile_seconds: float
     streamed: float
@@ -53,7 +59,13 @@ class StreamedLatents:
 
     @classmethod
     def of(
-        cls, key_split: KeySplit, keys: StreamedKeys, arch: Arch, ts_kv: int, streamed: float
+        cls,
+        key_split: KeySplit,
+        keys: StreamedKeys,
+        arch: Arch,
+        ts_kv: int,
+        units: int,
+        streamed: float,
     ) -> StreamedLatents:
         """Take what decides from a kernel's split, and what its calls read."""
         blocks = key_split.ts_qo // BLOCK_ROWS
@@ -63,7 +75,8 @@ class StreamedLatents:
         if blocks == 2:
             tile_seconds = _TILE_SECONDS_OF_TWO[arch]
         tile_bytes = ts_kv * keys.hdim_q * keys.number_bytes
-        return cls(key_split, tile_bytes, tile_seconds, streamed, SECONDS_ON_THE_WAY[arch])
+        on_the_way = SECONDS_ON_THE_WAY[arch]
+        return cls(key_split, units, tile_bytes, tile_seconds, streamed, on_the_way)
 
     def splits(self, rows: int, tiles: int) -> Splits:
         """Choose the number with which the last workgroup ends first, and its part is combined."""
@@ -112,17 +125,12 @@ class StreamedLatents:
         return max(read, begun + computed) + self.combine_seconds(rows, num_splits)
 
     def combine_seconds(self, rows: int, num_splits: int) -> float:
-        """What it takes to combine the splits of sequences of so many rows.
-
-        The kernel before writes what is read here, in half of a byte's seconds each. Arguments come
-        before, and the output is stored behind it, which take as long as a round of loads.
-        """
-        if num_splits == 1:
-            return 0.0
-        written = 2 * self.key_split.floats_of_rows(rows, num_splits) * self.key_split.byte_seconds
-        at_once = _FEW_AT_ONCE if num_splits <= _FEW_SPLITS else _MANY_AT_ONCE
-        read = max(written, -(-num_splits // at_once) * self.on_the_way)
-        return LAUNCH_GAP_SECONDS + written + 2 * self.on_the_way + read
+        """What it takes to combine the splits of sequences of so many rows."""
+        slots = self.units * _COMBINING_WORKGROUPS
+        columns = _COLUMNS_OF_FEW if num_splits <= _FEW_SPLITS else COMBINED_COLUMNS
+        return combine_fours_seconds(
+            self.key_split, rows, num_splits, columns, _LATENTS_AT_ONCE, slots, self.on_the_way
+        )
 
 
 def latent_blocks(rows: int) -> int:

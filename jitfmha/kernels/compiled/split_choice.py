@@ -51,7 +51,7 @@ class SplitChoice:
             streams,
             StreamedSplits.of(*of_kernel, row.threads // WAVE, target.compute_units, speed),
             are_latents,
-            StreamedLatents.of(split, keys, target.arch, row.ts_kv, speed),
+            StreamedLatents.of(*(split, keys, target.arch, row.ts_kv, target.compute_units, speed)),
         )
         # Lengths of a decode loop have as many tiles for a while.
         self._of_tiles = lru_cache(maxsize=64)(self.policy.of_tiles)

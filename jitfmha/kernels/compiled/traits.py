@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ... import jit
 from ...amd.chips import SIMDS, Arch, architecture
 from ...amd.code_object import kernel_descriptors
-from ...amd.kernel_arguments import compiled_structs
+from ...amd.kernel_arguments import FEW_SPLITS, compiled_structs
 from ...amd.manifest import KernelRow
 from ...jit.elf import Elf
 from ...problem.arguments import Bf16Cvt
@@ -515,6 +515,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         }
     elif traits.row_blocks:
         headers = *_HEADERS, *_HEADERS_OF_FOURS
+        values |= {"few_splits": FEW_SPLITS}
     else:
         headers = *_HEADERS, "bias_tiles.h", "block_parts.h", "streamed_rows.h", "work_list.h"
         values |= {

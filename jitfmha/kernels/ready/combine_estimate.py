@@ -10,30 +10,50 @@ from .key_split import LAUNCH_GAP_SECONDS, KeySplit
 # Of `combine`, by the cost model, beside what its reads and writes take: with few splits, and for
 # each of them. The policy that chooses how many there are counts more.
 _SECONDS, _SECONDS_OF_SPLIT = 2.2e-6, 0.06e-6
-# Those of kernels that load many at once, and what each time more takes: 1.3e-6 to 1.5e-6 with up
-# to 16 splits, 2.0e-6 to 2.4e-6 with 64 at once, and 3.0e-6 to 3.6e-6 with 66 to 128.
-_SECONDS_OF_MANY, _SECONDS_OF_ROUND = 0.01e-6, 0.8e-6
+# Of each split that a workgroup loads beside others, by the cost model.
+_SECONDS_BESIDE = 0.01e-6
+_COMBINED_ROWS = 16
 
 
 def combine_seconds(key_split: KeySplit, seqlen_q: int, num_splits: int) -> float:
     """Of sequences of so many rows, with the gap between launches; 0 where there is one split."""
     if num_splits == 1:
         return 0.0
-    return _seconds(key_split, seqlen_q, num_splits, num_splits * _SECONDS_OF_SPLIT)
+    results = _results_seconds(key_split, seqlen_q, num_splits)
+    return LAUNCH_GAP_SECONDS + _SECONDS + num_splits * _SECONDS_OF_SPLIT + results
 
 
-def combine_many_seconds(
-    key_split: KeySplit, seqlen_q: int, num_splits: int, at_once: int
+def combine_fours_seconds(
+    key_split: KeySplit,
+    rows: int,
+    num_splits: int,
+    columns: int,
+    at_once: int,
+    slots: int,
+    on_the_way: float,
 ) -> float:
-    """The same of kernels that load the results of many splits ``at_once``."""
+    """The same where all waves have the same rows (csrc_templates/amd/combine_fours.h).
+
+    Args:
+        rows: of each sequence.
+        columns: of a workgroup, which has them of 16 rows.
+        at_once: splits that a workgroup loads together.
+        slots: workgroups that the GPU runs at a time.
+        on_the_way: seconds from asking for results until they are there.
+    """
     if num_splits == 1:
         return 0.0
-    rounds = (num_splits - 1) // at_once
-    of_splits = num_splits * _SECONDS_OF_MANY + rounds * _SECONDS_OF_ROUND
-    return _seconds(key_split, seqlen_q, num_splits, of_splits)
+    blocks = key_split.sequences * -(-rows // _COMBINED_ROWS)
+    workgroups = blocks * -(-key_split.hdim_v // columns)
+    # Arguments and the first results are asked for, and the output is stored, in as long as two
+    # rounds of loads take. Others bring more splits, or the bytes of all take longer than these.
+    rounds = 2 * -(-workgroups // slots) * on_the_way
+    others = num_splits * _SECONDS_BESIDE + ((num_splits - 1) // at_once) * on_the_way
+    # The kernel before writes what is read here, each in half of a byte's seconds.
+    half = _results_seconds(key_split, rows, num_splits) / 2
+    return LAUNCH_GAP_SECONDS + half + rounds + max(half, others)
 
 
-def _seconds(key_split: KeySplit, seqlen_q: int, num_splits: int, of_splits: float) -> float:
+def _results_seconds(key_split: KeySplit, rows: int, num_splits: int) -> float:
     # There is room for whole tiles, of which the rows that there are take time.
-    results = 4 * key_split.floats_of_rows(seqlen_q, num_splits) * key_split.byte_seconds
-    return LAUNCH_GAP_SECONDS + _SECONDS + of_splits + results
+    return 4 * key_split.floats_of_rows(rows, num_splits) * key_split.byte_seconds
