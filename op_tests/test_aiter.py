@@ -380,7 +380,7 @@ def test_roundings_by_number(rng, monkeypatch):
         asked.append(bf16_cvt)
         return torch.zeros_like(q)
 
-    monkeypatch.setattr("jitfmha.aiter.forward.fmha_fwd", spy)
+    monkeypatch.setattr("jitfmha.layers.known_attention.fmha_fwd", spy)
     for number in range(3):
         batch_call(*random_qkv(rng), how_v3_bf16_cvt=number)
     assert asked == ["rtne", "rtna", "rtz"]

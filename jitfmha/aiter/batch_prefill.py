@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from ..layers.known_attention import note_left_out, noted
 from ..layers.peer_values import (
+    attends_in,
     ends_in,
     int32_vector,
     sums_of,
@@ -59,7 +61,12 @@ def _as_pages(name: str, x: Tensor) -> Tensor:
     check_layout(name, x)
     if are_packed(x):
         return x
-    return with_contiguous_rows(x if x.dim() == 4 else x[:, None])
+    return with_contiguous_rows(x if x.dim() == 4 else _in_own_pages(x))
+
+
+@noted
+def _in_own_pages(x: Tensor) -> Tensor:
+    return x[:, None]
 
 
 def _scales_of_tokens(
@@ -96,7 +103,9 @@ def lists_of_pages(
     if starts.shape[0] == 0:
         raise ValueError("kv_indptr has shape (0,); expected (batch + 1,)")
     sums = starts
-    if page_size > 1:
+    if page_size == 1:
+        note_left_out(kv_last_page_lens)
+    else:
         if kv_last_page_lens is None:
             raise ValueError(f"kv_last_page_lens is missing; pages of {page_size} keys need it")
         last = _strided_vector("kv_last_page_lens", kv_last_page_lens)
@@ -113,6 +122,7 @@ def _strided_vector(name: str, x: Tensor) -> Tensor:
     return x
 
 
+@noted
 def _sums_of_lists(starts: Tensor, last: Tensor, page_size: int) -> Tensor:
     """The prefix sums of how many keys sequences have."""
     expected = (starts.shape[0] - 1,)
@@ -134,7 +144,7 @@ def _sums_of_lists(starts: Tensor, last: Tensor, page_size: int) -> Tensor:
     return sums_of_numbers(lengths)
 
 
-@ends_in(called_by_models(_forward_pages), cu_seqlens_k_padded="kv_indptr")
+@attends_in(called_by_models(_forward_pages), cu_seqlens_k_padded="kv_indptr")
 def mha_batch_prefill_func(
     q: Tensor, k: Tensor, v: Tensor,
     cu_seqlens_q: Tensor, kv_indptr: Tensor, kv_page_indices: Tensor, max_seqlen_q: int,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..layers.known_attention import noted
 from ..layers.kv_cache import starts_in_batch
 from ..layers.mla import mla_absorbed_fwd
 from ..layers.peer_values import (
@@ -21,6 +22,7 @@ from ..layers.peer_values import (
     as_number,
     as_sink,
     as_softmax_scale,
+    attends_in,
     drop_without_effect,
     ends_in,
     int32_vector,
@@ -103,6 +105,7 @@ def _attend(
     )[0]
 
 
+@noted
 def _of_tokens(scale: Tensor | None) -> Tensor | None:
     """:func:`scales_of_tokens`, which may have a dimension of 1 behind."""
     if isinstance(scale, Tensor) and scale.dim() == 4:
@@ -149,7 +152,7 @@ def _gluon(
     )
 
 
-@ends_in(
+@attends_in(
     _gluon,
     q="query",
     k="key_cache",
@@ -242,7 +245,7 @@ def _rocm(
     )
 
 
-@ends_in(
+@attends_in(
     _rocm,
     q="query",
     k="key_cache",
@@ -323,7 +326,7 @@ _OF_PAGES = {
 }
 
 
-@ends_in(
+@attends_in(
     _common,
     **_OF_PAGES,
     softmax_scale="scale",

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ..call.interface import fmha_fwd
+from ..layers.known_attention import attend_noted
 from ..layers.kv_cache import starts_in_batch
 from ..layers.peer_values import (
     as_dropout_p,
     as_flag,
     as_int,
     as_window,
+    attends_in,
     check_num_splits,
     ends_in,
     with_contiguous_rows,
@@ -119,11 +120,11 @@ def forward_batch(
         options["cu_seqlens_q"], options["cu_seqlens_k"] = cu_seqlens_q, cu_seqlens_kv
         return _padded_batch(q, k, v, options, return_lse, return_randval, out, gen)
     rng_state = options["rng_state"] = _new_rng_state(q, options["dropout_p"], gen)
-    result = fmha_fwd(q, k, v, return_lse=return_lse, out=out, **options)
+    found = attend_noted(q, k, v, {**options, "out": out}, return_lse=return_lse)
     randval = None
     if rng_state is not None and return_randval:
         randval = dropout_randval(rng_state, q.shape[0], q.shape[2], q.shape[1], seqlen_k)
-    return _found(result, randval, rng_state)
+    return *found, randval, rng_state
 
 
 def _padded_batch(
@@ -238,7 +239,8 @@ def _group(
     assert max_seqlen_k is not None
     cu_seqlens_q_padded = options.get("cu_seqlens_q_padded")
     rng_state = options["rng_state"] = _new_rng_state(q, options["dropout_p"], gen)
-    result = fmha_fwd(q, k, v, return_lse=return_lse, out=out, **options)
+    given = {**options, "out": out}
+    found = attend_noted(q, k, v, given, return_lse=return_lse, is_all=not zero_tensors)
     starts = cu_seqlens_q if cu_seqlens_q_padded is None else cu_seqlens_q_padded
     if zero_tensors and out is not None:
         sequence, within, is_used = sequences_of_rows(out.shape[0], cu_seqlens_q, starts)
@@ -250,7 +252,7 @@ def _group(
         sequence, within, is_used = sequences_of_rows(q.shape[0], cu_seqlens_q, starts)
         rows = whole[sequence, :, within.clamp(max=max_seqlen_q - 1)]
         randval = rows.masked_fill(~is_used[:, None, None], 0).transpose(0, 1)
-    return _found(result, randval, rng_state)
+    return *found, randval, rng_state
 
 
 def _skip_short_sequences(options: AttentionOptions, min_seqlen_q: int) -> None:
@@ -284,13 +286,6 @@ def _new_rng_state(q: Tensor, dropout_p: float, gen: Generator | None) -> Tensor
     return new_rng_state(q.device, generator=gen)
 
 
-def _found(
-    result: Tensor | tuple[Tensor, Tensor], randval: Tensor | None, rng_state: Tensor | None
-) -> Found:
-    out, lse = (result, None) if isinstance(result, Tensor) else result
-    return out, lse, randval, rng_state
-
-
 def _as_return_randval(return_dropout_randval: object, dropout_p: float) -> bool:
     """A flag, which asks for nothing without dropout."""
     flag = as_flag("return_dropout_randval", return_dropout_randval)
@@ -309,7 +304,7 @@ OF_BATCH = {**OWN_NAMES, "cu_seqlens_k": "cu_seqlens_kv"}
 # ---- The functions -------------------------------------------------------------------------------
 
 
-@ends_in(called_by_models(forward_batch), **OF_BATCH)
+@attends_in(called_by_models(forward_batch), **OF_BATCH)
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor,
     dropout_p: float = 0.0, softmax_scale: float | None = None,
@@ -337,7 +332,7 @@ def flash_attn_func(
     """
 
 
-@ends_in(called_by_models(forward_group), **OWN_NAMES)
+@attends_in(called_by_models(forward_group), **OWN_NAMES)
 def flash_attn_varlen_func(
     q: Tensor, k: Tensor, v: Tensor,
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..call.interface import OFF, fmha_fwd
+from ..call.interface import OFF
+from ..layers.known_attention import attend_noted, note_left_out, noted
 from ..layers.kv_cache import starts_in_batch
 from ..layers.peer_values import (
     as_flag,
@@ -21,9 +22,9 @@ from ..layers.peer_values import (
     as_softcap,
     as_softmax_scale,
     as_window,
+    attends_in,
     descales_of,
     drop_without_effect,
-    ends_in,
     has_8_bits,
     sums_of,
     window_pair,
@@ -109,9 +110,9 @@ def attend_pages(
     if is_of_result and output_scale is None:
         options["out"] = out
     q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
-    found = fmha_fwd(q, k, v, return_lse=with_lse, **options)
-    result, lse = (found, None) if isinstance(found, Tensor) else found
-    if out is not None and "out" not in options:
+    is_written = out is None or "out" in options
+    result, lse = attend_noted(q, k, v, options, return_lse=with_lse, is_all=is_written)
+    if not is_written:
         result = written_to(out, result, output_scale)
     return result, lse
 
@@ -240,11 +241,20 @@ def _factor(x: Tensor, name: str, scale: Tensor | None) -> Tensor | None:
     if not isinstance(scale, Tensor) or scale.numel() == 0:
         raise ValueError(f"{name} is {describe(scale)}; expected a tensor of one number")
     check_layout(name, scale)
-    first = scale.reshape(-1)[:1].float()
-    return None if scale.device.type == "cpu" and first == 1 else first
+    if _begins_with_1(scale):
+        note_left_out(scale)
+        return None
+    return scale.reshape(-1)[:1].float()
 
 
-@ends_in(_unified, cu_seqlens_k="seqused_k", sink="sinks", logits_soft_cap="softcap")
+@noted
+def _begins_with_1(scale: Tensor) -> bool:
+    if scale.device.type != "cpu":
+        return False
+    return bool((scale if scale.numel() == 1 else scale.reshape(-1)[0]).item() == 1)
+
+
+@attends_in(_unified, cu_seqlens_k="seqused_k", sink="sinks", logits_soft_cap="softcap")
 def unified_attention(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor,
     cu_seqlens_q: Tensor, max_seqlen_q: int, seqused_k: Tensor, max_seqlen_k: int,
@@ -312,6 +322,7 @@ def _classic(
     return out
 
 
+@noted
 def _rows_of_pages(name: str, cache: Tensor, layout: object) -> Tensor:
     """A cache as ``(num_pages, page_size, hk, hdim)``."""
     if not isinstance(layout, str) or layout not in ("NHD", "HND"):
@@ -335,6 +346,7 @@ def _v1(
     if cu_query_lens is not None:
         # vLLM passes where each query is, without where the last one ends.
         check_layout("cu_query_lens", as_lengths("cu_query_lens", cu_query_lens))
+        note_left_out(cu_query_lens)
     window = as_int("sliding_window", sliding_window)
     return _classic(
         query=query,
@@ -371,7 +383,7 @@ _CLASSIC_NAMES = {
 }
 
 
-@ends_in(_v1, **_CLASSIC_NAMES, block_table="block_tables", cu_seqlens_k="context_lens")
+@attends_in(_v1, **_CLASSIC_NAMES, block_table="block_tables", cu_seqlens_k="context_lens")
 def paged_attention_v1(
     out: Tensor, workspace_buffer: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor,
     scale: float, block_tables: Tensor, cu_query_lens: Tensor | None, context_lens: Tensor,
@@ -402,7 +414,7 @@ def paged_attention_v1(
     """
 
 
-@ends_in(
+@attends_in(
     _ragged,
     **_CLASSIC_NAMES,
     block_table="kv_page_indices",
@@ -454,6 +466,7 @@ def _asm(
     )[0]
 
 
+@noted
 def scales_of_tokens(scale: Tensor | None) -> Tensor | None:
     """Scales ``(num_pages, hk, page_size)`` as ``fmha_fwd`` takes them; others as they are."""
     if isinstance(scale, Tensor) and scale.dim() == 3:
@@ -461,7 +474,7 @@ def scales_of_tokens(scale: Tensor | None) -> Tensor | None:
     return scale
 
 
-@ends_in(
+@attends_in(
     _asm,
     q="Q",
     k="K",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 from ..planning.target import CALLS_HERE, TARGET_HERE, KeptCalls
@@ -25,7 +25,7 @@ class Prepared(Generic[Arguments]):
 
     def __call__(self, arguments: Arguments) -> Run:
         try:
-            calls, key = self._calls(), self._key_of(arguments)
+            calls, key = self._calls(), self.key_of(arguments)
             run: Run | None = calls.prepared.get(key)
         except (AttributeError, TypeError, RuntimeError):  # the checks say of what
             return self._prepare(arguments)
@@ -40,20 +40,31 @@ class Prepared(Generic[Arguments]):
         None where there was none like it. Nobody may watch the call.
         """
         try:
-            key = self._key_of(arguments, of_plain=True)
-            return key and self._calls().prepared.get(key)  # type: ignore[return-value]
+            key = self.key_of(arguments, of_plain=True)
+            return None if key is None else self.get(key)
         except (AttributeError, TypeError, RuntimeError):
             return None
+
+    def get(self, key: Hashable) -> Run | None:
+        """What was kept under a key of :meth:`key_of`."""
+        return self._calls().prepared.get(key)
+
+    def keep(self, key: Hashable, run: Run) -> None:
+        """What :meth:`get` gives from now on."""
+        self._calls().keep(key, run)
 
     def _calls(self) -> KeptCalls:
         target = TARGET_HERE.get()
         return (CALLS_HERE if target is None else target.calls)[self._kept]
 
-    def _key_of(self, arguments: Arguments, *, of_plain: bool = False) -> tuple[object, ...] | None:
-        """None only with ``of_plain``, where a tensor is not plain."""
+    def key_of(self, arguments: Arguments, *, of_plain: bool = False) -> tuple[object, ...] | None:
+        """What tells calls apart. None only with ``of_plain``, where a tensor is not plain.
+
+        Raises ``AttributeError``, ``TypeError`` or ``RuntimeError`` where there is no such thing.
+        """
         options = arguments[self._behind]
         # 1, 1.0 and True are one key, but not all of them are valid.
-        key: list[object] = [options, *[x.__class__ for x in options]]
+        key: list[object] = [options, *map(type, options)]
         for x in arguments[self._first]:
             if x is None:
                 key.append(None)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..call.interface import fmha_fwd
+from ..layers.known_attention import attend_noted
 from ..layers.kv_cache import starts_in_batch
 from ..layers.peer_values import (
     as_dropout_p,
@@ -118,8 +118,8 @@ def attend(
         rng_state = options["rng_state"] = new_rng_state(q.device)
     if output_scale is None:
         options["out"] = out
-    result = fmha_fwd(q, k, v, return_lse=with_lse, **options)
-    attended, lse = (result, None) if isinstance(result, Tensor) else result
+    is_all = output_scale is None
+    attended, lse = attend_noted(q, k, v, options, return_lse=with_lse, is_all=is_all)
     if output_scale is not None:
         attended = written_to(out, attended, output_scale)
     probabilities = None

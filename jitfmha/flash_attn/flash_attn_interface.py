@@ -37,8 +37,9 @@ from typing import Any, Literal, ParamSpec, Protocol, cast, overload
 
 from torch import Tensor
 
+from ..layers.known_attention import note_left_out
 from ..layers.kv_cache import flash_attn_with_kvcache
-from ..layers.peer_values import as_flag, as_int, ends_in
+from ..layers.peer_values import as_flag, as_int, attends_in
 from ..problem.checks import refuse_given
 from .attend import attend
 from .without_gradients import (
@@ -100,7 +101,7 @@ class Function(Protocol[P]):
 
 
 def _attending(declared: Callable[P, Attention]) -> Function[P]:
-    return cast("Function[P]", ends_in(_attend, False)(declared))
+    return cast("Function[P]", attends_in(_attend, False)(declared))
 
 
 def _attend(*, return_attn_probs: object = False, with_lse: bool = False, **given: Any) -> Any:
@@ -132,14 +133,14 @@ def _attend_varlen(
     if not _OF_VLLM.isdisjoint(given):
         refuse_given(**{name: given.pop(name) for name in _REFUSED if name in given})
         for name in _WITHOUT_EFFECT.intersection(given):
-            del given[name]
+            note_left_out(given.pop(name))
     return _attend(with_lse=with_lse, **given)
 
 
 def _attending_varlen(
     declared: Callable[P, Attention | tuple[Tensor, Tensor]],
 ) -> Function[P]:
-    return cast("Function[P]", ends_in(_attend_varlen, False, sink="s_aux")(declared))
+    return cast("Function[P]", attends_in(_attend_varlen, False, sink="s_aux")(declared))
 
 
 @_attending

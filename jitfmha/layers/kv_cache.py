@@ -52,6 +52,7 @@ from ..rows.heads.ops import operator as heads
 from ..rows.heads.problem import HeadArguments
 from ..rows.heads.run import prepared_heads
 from ..rows.problem import QUANTISED_DTYPES, ROW_DTYPES
+from .known_attention import noted
 from .peer_values import (
     as_flag,
     as_int,
@@ -738,6 +739,7 @@ def _check_numbers(name: str, x: Tensor, below: int) -> None:
             raise ValueError(f"{name} holds {number}; it must be from 0 to {below - 1}")
 
 
+@noted
 def starts_in_batch(batch: int, seqlen: int, device: torch.device) -> Tensor:
     """Where sequences of one length start, and the end of the last one, int32 ``(b + 1,)``."""
     numbers = torch.arange(batch + 1, dtype=torch.int32, device=device)

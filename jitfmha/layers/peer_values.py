@@ -28,6 +28,7 @@ from ..problem.dtypes import EIGHT_BIT_DTYPES, FP8_NAMES
 from ..problem.mask import INT64_MAX, OPEN_WINDOW
 from ..problem.memory import overlaps_itself, write_values
 from ..problem.torch_parts import has_watchers, is_any_special, is_traced
+from .known_attention import KnownAttention, note_left_out, noted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,6 +68,19 @@ def ends_in(
             return own_names.get(word[0], word[0])
 
         return with_clear_errors(call)
+
+    return served
+
+
+def attends_in(
+    core: Callable[..., R], fills_in: bool = True, /, **own_names: str
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """:func:`ends_in`, of a function that has :class:`KnownAttention`."""
+
+    def served(declared: Callable[P, R]) -> Callable[P, R]:
+        longest = own_names.get("max_seqlen_k", "max_seqlen_k")
+        known = KnownAttention(core, declared, longest)
+        return ends_in(known, fills_in, **own_names)(declared)
 
     return served
 
@@ -186,6 +200,7 @@ def window_pair(left: int, right: int) -> tuple[int, int]:
     return OPEN_WINDOW if left == -1 and right == -1 else (left, right)
 
 
+@noted
 def as_sink(sink: Tensor | None) -> Tensor | None:
     """Sinks in float32, also of models that keep them with 16 bits."""
     if isinstance(sink, Tensor) and sink.dtype in (torch.bfloat16, torch.float16):
@@ -218,6 +233,7 @@ def drop_without_effect(given: dict[str, Any], *names: str) -> None:
         x = given.pop(name)
         if isinstance(x, Tensor):
             check_layout(name, x)
+            note_left_out(x)
 
 
 def descales_of(
@@ -240,8 +256,15 @@ def descales_of(
         if isinstance(x, Tensor):
             check_layout(name, x)
         if has_8_bits(of):
-            given[name] = x.reshape(1) if isinstance(x, Tensor) and x.numel() == 1 else x
+            given[name] = _as_vector(x) if isinstance(x, Tensor) and x.numel() == 1 else x
+        else:
+            note_left_out(x)
     return cast("Options", given)
+
+
+@noted
+def _as_vector(x: Tensor) -> Tensor:
+    return x if x.dim() == 1 else x.reshape(1)
 
 
 def has_8_bits(x: object) -> bool:
@@ -249,6 +272,7 @@ def has_8_bits(x: object) -> bool:
     return isinstance(x, Tensor) and x.dtype in EIGHT_BIT_DTYPES
 
 
+@noted
 def sums_of(lengths: Tensor) -> Tensor:
     """The prefix sums of lengths ``(b,)``, int32 ``(b + 1,)``.
 
@@ -319,6 +343,7 @@ def check_out(name: str, out: Tensor | None, like: Tensor) -> Tensor:
     return out
 
 
+@noted
 def with_contiguous_rows(x: Tensor) -> Tensor:
     """``x``, or a copy of it where its last dimension is not contiguous.
 
