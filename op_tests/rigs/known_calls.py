@@ -4,7 +4,8 @@ under the names of flash-attn and AITER, with keys in pages, too.
 Run in op_tests/:  python -m rigs.known_calls [ROUNDS]
 
 The tensors are so small that little but the way to the kernel is measured, on one thread. Both
-sides take turns, and of each the quickest round counts: what disturbs the machine only adds.
+sides take turns, and of each the quickest round counts: what disturbs the machine only adds. How
+many of Python's instructions a call runs depends on no machine.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from untyped import (
 )
 
 import jitfmha
+from jitfmha.aiter.ops.triton.unified_attention import unified_attention
 from jitfmha.integrations import sdpa
 from jitfmha.problem.packed_pages import as_packed
 
@@ -55,7 +58,9 @@ def main() -> None:
         print(f"{name}: {ours:.1f} us, torch {torchs:.1f} us, {torchs / ours:.2f}x", flush=True)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     for name, own in (_flash_attn(q, k, v) | _in_pages(q)).items():
-        print(f"{name}: {_best(rounds, own)[0]:.1f} us", flush=True)
+        with torch.no_grad():  # as servers call them
+            took, count = _best(rounds, own)[0], _instructions(own)
+        print(f"{name}: {took:.1f} us, {count} instructions", flush=True)
 
 
 def _best(rounds: int, *calls: Callable[[], object]) -> list[float]:
@@ -69,6 +74,27 @@ def _best(rounds: int, *calls: Callable[[], object]) -> list[float]:
                 call()
             best[side] = min(best[side], (time.perf_counter() - start) / _CALLS * 1e6)
     return best
+
+
+def _instructions(call: Callable[[], object]) -> int:
+    """How many of Python's instructions a known call runs."""
+    count = 0
+
+    def watch(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return watch
+
+    for _ in range(3):
+        call()
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
 
 
 def _flash_attn(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], object]]:
@@ -93,11 +119,13 @@ def _in_pages(q: Tensor) -> dict[str, Callable[[], object]]:
         torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [0, 20], [0, 2], [0, 1], [4], [20])
     )
     table, row, new = pages[None], q[0, :1], q[:, :1]
+    rows = torch.randn(2, 4, 16, 2, 64)
     k, v = (as_packed(name, torch.randn(4, 16, 2, 64)) for name in "kv")
     scale, peer = 0.125, jitfmha.aiter
     out, one = torch.empty_like(row), torch.ones(1)
     rest = None, "auto", one, one
     return {
+        "fmha_fwd": lambda: fmha_fwd(new, new, new),
         "pages in a table": lambda: fmha_fwd(
             row, k, v, cu_seqlens_q=sums_q, cu_seqlens_k=sums_k, block_table=table
         ),
@@ -113,6 +141,19 @@ def _in_pages(q: Tensor) -> dict[str, Callable[[], object]]:
         ),
         "aiter.flash_attn_varlen_func, packed pages": lambda: peer.flash_attn_varlen_func(
             row, k, v, sums_q, sums_k, 1, 20, block_table=table
+        ),
+        "flash_attn_varlen_func, as vLLM calls it": lambda: flash_attn_varlen_func(
+            *(row, *rows, sums_q),
+            max_seqlen_q=1,
+            max_seqlen_k=20,
+            seqused_k=lengths,
+            block_table=table,
+            causal=True,
+            out=out,
+        ),
+        "aiter.unified_attention": lambda: unified_attention(
+            *(row, rows[0], rows[1], out, sums_q, 1, lengths, 20),
+            *(scale, True, (-1, -1), table, 0.0, None, None, None),
         ),
         "aiter.mha_batch_prefill_func": lambda: peer.mha_batch_prefill_func(
             row, k, v, sums_q, starts, pages, 1, 20, causal=True, kv_last_page_lens=last
