@@ -112,9 +112,9 @@ class _EagerAttention(torch.autograd.Function):
         tensors = [q, k, v]
         ctx.rest = rest = list(arguments)
         rest[:3] = None, None, None
-        for i in _NESTED:
-            if rest[i] is not None:
-                rest[i] = _without_tensors(rest[i], tensors)
+        ctx.nested = [i for i in _NESTED if rest[i] is not None]
+        for i in ctx.nested:
+            rest[i] = _without_tensors(rest[i], tensors)
         ctx.deterministic = deterministic
         ctx.save_for_backward(*tensors, out, lse)
         ctx.set_materialize_grads(False)
@@ -127,9 +127,8 @@ class _EagerAttention(torch.autograd.Function):
         rest[:3] = q, k, v
         rest[_RETURN_LSE_FIELD], rest[_OUT_FIELD] = False, out
         others = iter(tensors)
-        for i in _NESTED:
-            if rest[i] is not None:
-                rest[i] = _with_tensors(rest[i], others)
+        for i in ctx.nested:
+            rest[i] = _with_tensors(rest[i], others)
         needed = ctx.needs_input_grad
         choices = needed[3], needed[4], ctx.deterministic, None
         forward = new_tuple(Arguments, rest)
