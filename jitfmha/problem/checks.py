@@ -110,10 +110,10 @@ def with_clear_errors(function: Callable[P, R]) -> Callable[P, R]:
     """The function; where it fails, what Python and torch say less clearly is looked for.
 
     A keyword that it lacks ends in a ``TypeError`` that says which may be meant, as does a sparse
-    or nested tensor, wherever the function or torch came to grief over it, and in torch.jit.trace a
-    length, for which a tensor stands. (A ``**unexpected`` in
-    its signature would do for keywords, but libraries read the signatures of flash-attn's and
-    AITER's functions to find out what these take.)
+    or nested tensor, wherever the function or torch came to grief over it. In torch.jit.trace, in
+    which a tensor stands for a length, it is refused. (A ``**unexpected`` in its signature would do
+    for keywords, but libraries read the signatures of flash-attn's and AITER's functions to find
+    out what these take.)
     """
 
     @functools.wraps(function)
